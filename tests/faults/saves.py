@@ -25,6 +25,7 @@ KINDS = {
     "model.weights.h5": ["model.weights.h5"],
     "BackupAndRestore": ["latest.weights.h5", "training_metadata.json"],
     "checkpoint": ["step-01000000"],
+    "checkpoint of the same step": ["step-00000007"],
 }
 X = np.zeros((1, 64), "float32")
 # A kill comes at most so many times the seconds of a save after the begin of the third one.
@@ -63,6 +64,8 @@ def value_of(model):
 def save(kind, folder, model, number):
     if kind == "checkpoint":
         shardcore.save_checkpoint(folder, model, step=number, keep=1)
+    elif kind == "checkpoint of the same step":
+        shardcore.save_checkpoint(folder, model, step=7, keep=1)
     elif kind == "model.keras":
         model.save(folder / kind)
     else:
@@ -74,7 +77,7 @@ def load(kind, folder):
     if kind == "model.keras":
         return keras.saving.load_model(folder / kind)
     model = build()
-    if kind == "checkpoint":
+    if kind.startswith("checkpoint"):
         shardcore.load_checkpoint(folder, model)
     else:
         model.load_weights(folder / kind)

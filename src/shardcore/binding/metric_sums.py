@@ -4,7 +4,7 @@ Without it, each state of each metric is reduced separately, at every step.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import attrs
@@ -35,6 +35,7 @@ class TrainerRun:
     # The variables of its metrics, if no rank reads the results of single steps.
     deferred: tuple[Variable, ...] = ()
     position: DataPosition | None = None  # in the data of a fit, if a callback saves it
+    at_end: ExitStack = attrs.field(factory=ExitStack, init=False)  # what is done after it
     # Whether no code of the user runs between the steps of an epoch; and its steps until now.
     is_undisturbed: bool = False
     steps: int = 0

@@ -72,8 +72,8 @@ def _verify(options: argparse.Namespace) -> tuple[int, str]:
 
     path, store = _found(options.directory), FolderStore()
     index = store.index(path)
-    store.check(path, index.files)
     with store.reading(path, index) as reader:
+        reader.verify()
         for each in index.variables:
             reader.check(each, each.as_one_part)
     counts = f"{len(index.variables)} variables in {len(index.files)} files"
@@ -85,7 +85,7 @@ def _convert(options: argparse.Namespace) -> tuple[int, str]:
     from shardcore.adapters.checkpoints.conversion import convert
 
     source: Path = options.source
-    if source.is_dir():
+    if source.is_dir() or not source.exists():
         source = folders.find(source) or source
     limit = options.max_shard_size
     if limit is not None and limit <= 0:

@@ -1,6 +1,6 @@
 """The store of checkpoints, as the binding needs it. It knows bytes, and no tensors."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
@@ -8,7 +8,7 @@ from typing import Protocol
 import attrs
 
 from shardcore.domain.checkpoints.grid import Held
-from shardcore.domain.checkpoints.index import Index, StoredFile, StoredVariable
+from shardcore.domain.checkpoints.index import Index, StoredVariable
 
 
 @attrs.frozen(eq=False)
@@ -28,7 +28,30 @@ class Content:
     data: memoryview
 
 
-@attrs.frozen
+class Lease(Protocol):
+    """The right to write into a directory of checkpoints, which one process at a time has.
+
+    Attributes:
+        directory: The directory.
+    """
+
+    directory: Path
+
+    def check(self) -> None:
+        """Asks whether this process still has it, before a folder is renamed.
+
+        Raises:
+            CheckpointError: If not.
+        """
+
+    def use(self) -> "Lease":
+        """Returns the lease for one more user; a new one if all have released it."""
+
+    def release(self) -> None:
+        """Ends one use; after the last one the directory is free."""
+
+
+@attrs.frozen(eq=False)
 class Commit:
     """The end of a save, on one rank: when the files of all ranks are there, it writes the index.
 
@@ -36,11 +59,13 @@ class Commit:
         index: The index, without files.
         ranks: How many ranks write a file.
         keep: How many complete checkpoints to keep, the newest ones; None for all.
+        lease: The lease of the directory, which the save releases when it has ended.
     """
 
     index: Index
     ranks: int
     keep: int | None
+    lease: Lease
 
 
 class PendingSave(Protocol):
@@ -62,6 +87,15 @@ class PendingSave(Protocol):
 
 class Reader(Protocol):
     """An open checkpoint."""
+
+    def verify(self) -> None:
+        """Compares the checksums of this process's share of the files.
+
+        A file of the share is compared before any piece of it is read, also without this call.
+
+        Raises:
+            CheckpointError: If one differs.
+        """
 
     def check(self, variable: StoredVariable, parts: Sequence[Held]) -> None:
         """Compares what files say of a variable with the index.
@@ -93,7 +127,14 @@ class Reader(Protocol):
 class CheckpointStore(Protocol):
     """A place for checkpoints: a directory with a folder for each."""
 
-    def begin(self, directory: Path, step: int) -> Path:
+    def lease(self, directory: Path) -> Lease:
+        """Returns the lease of a directory, which is made if it is missing.
+
+        Raises:
+            CheckpointError: If another process has it.
+        """
+
+    def begin(self, lease: Lease, step: int) -> Path:
         """Returns a new folder for the files of all ranks. One rank calls it, the others wait."""
 
     def write(
@@ -124,12 +165,14 @@ class CheckpointStore(Protocol):
             CheckpointError: If it is not complete, or its index is damaged.
         """
 
-    def check(self, checkpoint: Path, files: Iterable[StoredFile]) -> None:
-        """Compares the checksums of `files`.
+    def reading(
+        self, checkpoint: Path, index: Index, position: int = 0, readers: int = 1
+    ) -> AbstractContextManager[Reader]:
+        """Opens a checkpoint for reading.
 
-        Raises:
-            CheckpointError: If one differs.
+        Args:
+            checkpoint: Its folder.
+            index: Its index.
+            position: The number of this process among those that read it together.
+            readers: How many they are. Each compares the checksums of its share of the files.
         """
-
-    def reading(self, checkpoint: Path, index: Index) -> AbstractContextManager[Reader]:
-        """Opens a checkpoint, whose index is `index`, for reading."""

@@ -1,13 +1,14 @@
-"""The folders of checkpoints in a directory: complete ones, and those that are being written.
+"""The folders of checkpoints in a directory: where each is, and what its index says.
 
 A complete checkpoint is a folder `step-00000012` that has an index. While it is written its name
-begins with a dot. The folder is renamed when all its files are on the disk.
+begins with a dot. The folder is renamed when all its files are on the disk. One of the same step
+that was complete before is `.replaced-step-00000012` until then: after a crash between the two
+renames it still is the checkpoint of this step.
 """
 
 import logging
 import os
 import re
-import shutil
 from pathlib import Path
 
 from shardcore.domain.checkpoints.index import Index, index_from
@@ -17,7 +18,8 @@ logger = logging.getLogger("shardcore.checkpoints")
 
 INDEX = "index.json"
 UNFINISHED = ".unfinished-"
-_NAME = re.compile(r"step-(\d{8,18})")
+REPLACED = ".replaced-"
+_NAME = re.compile(rf"({re.escape(REPLACED)})?step-(\d{{8,18}})")
 _INDEX_LIMIT = 2**30  # bytes
 
 
@@ -26,84 +28,72 @@ def path(directory: Path, step: int) -> Path:
     return directory / f"step-{step:08d}"
 
 
-def begin(directory: Path, step: int) -> Path:
-    """Returns a new folder to write into; removes unfinished folders of a crash."""
-    directory.mkdir(parents=True, exist_ok=True)
-    for left in _unfinished(directory):
-        logger.warning("%s was not completed: it is removed", left)
-        shutil.rmtree(left)
-    folder = directory / f"{UNFINISHED}{path(directory, step).name}"
-    folder.mkdir()
-    return folder
+def second_name(checkpoint: Path) -> Path:
+    """Returns the name that a checkpoint has while another one of its step replaces it."""
+    return checkpoint.with_name(f"{REPLACED}{checkpoint.name.removeprefix(REPLACED)}")
 
 
-def complete(folder: Path) -> Path:
-    """Renames a folder whose files are on the disk to its name as a complete checkpoint."""
-    target = folder.with_name(folder.name.removeprefix(UNFINISHED))
-    sync(folder)
-    if target.exists():
-        remove(target)
-    os.rename(folder, target)
-    sync(target.parent)
-    return target
+def first_name(checkpoint: Path) -> Path:
+    """Returns the name of a checkpoint that none replaces."""
+    return checkpoint.with_name(checkpoint.name.removeprefix(REPLACED))
 
 
-def remove(checkpoint: Path) -> None:
-    """Removes a checkpoint, which is incomplete from the first moment on."""
-    hidden = checkpoint.with_name(f"{UNFINISHED}removed-{checkpoint.name}")
-    os.rename(checkpoint, hidden)
-    shutil.rmtree(hidden)
+def place(checkpoint: Path) -> Path:
+    """Returns where a checkpoint is now, under one of its two names.
+
+    The first is asked once more at the end: its folder may have come between the two questions.
+    """
+    first, second = first_name(checkpoint), second_name(checkpoint)
+    return next((each for each in (first, second, first) if os.path.lexists(each)), checkpoint)
 
 
 def all_of(directory: Path) -> list[Path]:
-    """Returns all checkpoints of a directory, damaged ones too, the newest first."""
-    found = [each for each in directory.glob("step-*") if _NAME.fullmatch(each.name)]
-    return sorted(found, key=lambda each: int(each.name.removeprefix("step-")), reverse=True)
+    """Returns all checkpoints of a directory, damaged ones too, the newest first.
+
+    Of two of one step that which is being replaced comes last.
+    """
+    if not directory.is_dir():
+        return []
+    matches = [match for name in os.listdir(directory) if (match := _NAME.fullmatch(name))]
+    matches.sort(key=lambda match: (-int(match[2]), match[1] or ""))
+    return [directory / match[0] for match in matches]
 
 
 def latest(directory: Path) -> Path | None:
     """Returns the newest complete checkpoint, None without one."""
-    for left in _unfinished(directory):
+    for left in unfinished(directory):
         logger.warning("%s was not completed: it is skipped", left)
-    for each in all_of(directory):
+    for checkpoint in all_of(directory):
         try:
-            read_index(each)
+            read_index(checkpoint)
         except CheckpointError as error:
-            logger.warning("%s is skipped: %s", each, error)
+            renamed = place(checkpoint)  # meanwhile, by the job that writes
+            if renamed != checkpoint and is_complete(renamed):
+                return renamed
+            logger.warning("%s is skipped: %s", checkpoint, error)
         else:
-            return each
+            return checkpoint
     return None
 
 
 def find(path: Path) -> Path | None:
     """Returns `path` if it is a folder with an index, else the newest complete one in it."""
-    return path if (path / INDEX).exists() else latest(path)
+    checkpoint = place(path) if _NAME.fullmatch(path.name) else path
+    return checkpoint if (checkpoint / INDEX).exists() else latest(path)
 
 
-def keep_newest(directory: Path, count: int) -> None:
-    """Removes all complete checkpoints but the newest `count`; others it does not touch."""
-    kept = 0
-    for each in all_of(directory):
-        try:
-            read_index(each)
-        except CheckpointError:
-            continue
-        kept += 1
-        if kept > count:
-            remove(each)
-
-
-def _unfinished(directory: Path) -> list[Path]:
+def unfinished(directory: Path) -> list[Path]:
     """Returns the folders of checkpoints that are not complete, or only partly removed."""
-    return sorted(each for each in directory.glob(f"{UNFINISHED}*step-*") if each.is_dir())
+    return sorted(directory.glob(f"{UNFINISHED}*step-*"))
 
 
-def write_index(folder: Path, index: Index) -> None:
-    """Writes the index, down to the disk."""
-    with (folder / INDEX).open("x") as file:
-        file.write(index.to_text())
-        file.flush()
-        os.fsync(file.fileno())
+def is_complete(checkpoint: Path) -> bool:
+    """Returns whether a checkpoint has its index, and files in their sizes."""
+    try:
+        read_index(checkpoint)
+    except CheckpointError:
+        return False
+    return True
 
 
 def read_index(checkpoint: Path) -> Index:

@@ -38,15 +38,6 @@ def write(path: Path, header: bytes, contents: Iterable[memoryview]) -> StoredFi
     return StoredFile(path.name, size, checksum.hexdigest())
 
 
-def checksum_of(path: Path) -> str:
-    """Returns the SHA-256 of a file, which it reads in parts."""
-    checksum = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        while part := file.read(_READ_AT_ONCE):
-            checksum.update(part)
-    return checksum.hexdigest()
-
-
 @attrs.frozen
 class SafetensorsFile:
     """An open file; reads slices of its tensors.
@@ -110,14 +101,23 @@ class SafetensorsFile:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[SafetensorsFile]:
+def opened(path: Path, checksum: str | None = None) -> Iterator[SafetensorsFile]:
     """Opens a file; its header must be valid, and its size as the header says.
+
+    Args:
+        path: Its path.
+        checksum: The SHA-256 that it must have; None if it has none, or another process asks.
 
     Raises:
         CheckpointError: If it is not.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
+        if checksum is not None and _checksum_of(descriptor) != checksum:
+            raise CheckpointError(
+                f"File {str(path)!r} was changed after it was written: its checksum differs. "
+                "Nothing of it was used; use another checkpoint."
+            )
         try:
             entries = _entries(descriptor)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
@@ -128,6 +128,15 @@ def opened(path: Path) -> Iterator[SafetensorsFile]:
         yield SafetensorsFile(path, entries, descriptor)
     finally:
         os.close(descriptor)
+
+
+def _checksum_of(descriptor: int) -> str:
+    """Returns the SHA-256 of an open file, which it reads in parts."""
+    checksum, offset = hashlib.sha256(), 0
+    while part := os.pread(descriptor, _READ_AT_ONCE, offset):
+        checksum.update(part)
+        offset += len(part)
+    return checksum.hexdigest()
 
 
 def _entries(descriptor: int) -> dict[str, Entry]:

@@ -1,17 +1,17 @@
 """The port `CheckpointStore` by folders of safetensors files."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import attrs
 
-from shardcore.adapters.checkpoints import folders, safetensors, writing
+from shardcore.adapters.checkpoints import changes, folders, safetensors, writing
+from shardcore.adapters.checkpoints.lease import acquire
 from shardcore.adapters.checkpoints.safetensors import SafetensorsFile
 from shardcore.domain.checkpoints.grid import Box, Held
 from shardcore.domain.checkpoints.header import Entry
-from shardcore.domain.checkpoints.index import Index, StoredFile, StoredVariable
-from shardcore.domain.errors import CheckpointError
+from shardcore.domain.checkpoints.index import Index, StoredVariable
 from shardcore.ports.checkpoints import Reader
 
 
@@ -19,37 +19,38 @@ from shardcore.ports.checkpoints import Reader
 class FolderStore:
     """Checkpoints in folders, each with one file for each rank that saved it."""
 
-    begin = staticmethod(folders.begin)
+    lease = staticmethod(acquire)
+    begin = staticmethod(changes.begin)
     path = staticmethod(folders.path)
     latest = staticmethod(folders.latest)
     find = staticmethod(folders.find)
     index = staticmethod(folders.read_index)
     write = staticmethod(writing.write)
 
-    def check(self, checkpoint: Path, files: Iterable[StoredFile]) -> None:
-        """Compares the checksums of `files`."""
-        for file in files:
-            if safetensors.checksum_of(checkpoint / file.name) != file.sha256:
-                raise CheckpointError(
-                    f"File {str(checkpoint / file.name)!r} was changed after it was written: its "
-                    "checksum differs. Nothing was loaded; use another checkpoint."
-                )
-
     @contextmanager
-    def reading(self, checkpoint: Path, index: Index) -> Iterator[Reader]:
+    def reading(
+        self, checkpoint: Path, index: Index, position: int = 0, readers: int = 1
+    ) -> Iterator[Reader]:
         """Opens the files of a checkpoint, each when it is needed first."""
         with ExitStack() as stack:
-            yield FolderReader(checkpoint, index, stack)
+            yield FolderReader(checkpoint, index, stack, position, readers)
 
 
 @attrs.frozen
 class FolderReader:
-    """An open checkpoint. `stack` closes its files."""
+    """An open checkpoint. `stack` closes its files; `_file` alone opens them."""
 
     checkpoint: Path
     index: Index
     stack: ExitStack
+    position: int
+    readers: int
     _files: dict[int, SafetensorsFile] = attrs.field(factory=dict, init=False)
+
+    def verify(self) -> None:
+        """Compares the checksums of this process's share of the files."""
+        for number in range(self.position, len(self.index.files), self.readers):
+            self._file(number)
 
     def check(self, variable: StoredVariable, parts: Sequence[Held]) -> None:
         """Compares the headers of the files with the index."""
@@ -80,7 +81,10 @@ class FolderReader:
                 yield file, entry, common.within(box), part.place_of(common)
 
     def _file(self, number: int) -> SafetensorsFile:
+        """Returns a file of pieces, with its checksum compared if that is this process's share."""
         if number not in self._files:
-            path = self.checkpoint / self.index.files[number].name
-            self._files[number] = self.stack.enter_context(safetensors.opened(path))
+            stored = self.index.files[number]
+            path = folders.place(self.checkpoint) / stored.name
+            checksum = stored.sha256 if number % self.readers == self.position else None
+            self._files[number] = self.stack.enter_context(safetensors.opened(path, checksum))
         return self._files[number]

@@ -10,11 +10,12 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import attrs
 
-from shardcore.adapters.checkpoints import folders, safetensors
+from shardcore.adapters.checkpoints import changes, safetensors
 from shardcore.adapters.job import process_group
 from shardcore.domain.checkpoints.header import header_of
 from shardcore.domain.checkpoints.index import StoredFile
@@ -91,19 +92,29 @@ class FileSave:
             self._commit.wait()
 
     def cancel(self) -> None:
-        """Stops to wait for other ranks, and removes the folder, on the rank that commits."""
+        """Stops to wait for other ranks, and removes the folder, on the rank that commits.
+
+        If another job has the directory meanwhile, that one removes it.
+        """
         self._cancelled.set()
-        if self.commit is not None:
-            self._commit.done.wait()
-            if self.folder.exists():
-                folders.remove(self.folder)
+        if self.commit is None:
+            return
+        self._commit.done.wait()
+        with suppress(CheckpointError):
+            lease = self.commit.lease.use()
+            try:
+                changes.give_up(lease, self.folder)
+            finally:
+                lease.release()
 
     def _run(self) -> None:
-        self._file()
-        self.contents.clear()  # the memory of the copies
-        if self._file.error is not None:
-            self._cancelled.set()
-        self._commit()
+        try:
+            self._file()
+            self.contents.clear()  # the memory of the copies
+            if self._file.error is not None:
+                self._cancelled.set()
+        finally:
+            self._commit()
 
     def _write(self) -> None:
         name = f"rank-{self.rank:05d}"
@@ -116,16 +127,22 @@ class FileSave:
         os.rename(unfinished, report)
 
     def _complete(self) -> None:
-        """Writes the index when the files of all ranks are there."""
+        """Writes the index when the files of all ranks are there, and ends the use of the lease."""
         if self.commit is None:
             return
-        files = tuple(self._report(rank) for rank in range(self.commit.ranks))
-        folders.write_index(self.folder, attrs.evolve(self.commit.index, files=files))
+        try:
+            self._commit_files(self.commit)
+        finally:
+            self.commit.lease.release()
+
+    def _commit_files(self, commit: Commit) -> None:
+        files = tuple(self._report(rank) for rank in range(commit.ranks))
+        changes.write_index(self.folder, attrs.evolve(commit.index, files=files))
         for report in self.folder.glob("rank-*.json"):
             report.unlink()
-        target = folders.complete(self.folder)
-        if self.commit.keep is not None:
-            folders.keep_newest(target.parent, self.commit.keep)
+        target = changes.complete(commit.lease, self.folder)
+        if commit.keep is not None:
+            changes.keep_newest(commit.lease, commit.keep)
         logger.info("%s is complete", target)
 
     def _report(self, rank: int) -> StoredFile:

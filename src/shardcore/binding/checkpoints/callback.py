@@ -16,6 +16,7 @@ from shardcore.binding.checkpoints.saving import Saving
 from shardcore.binding.data_position import DataPosition, Place
 from shardcore.binding.keras_private.variables import tensor_of
 from shardcore.domain.errors import CheckpointError
+from shardcore.ports.checkpoints import Lease
 
 
 @attrs.define(eq=False)
@@ -56,6 +57,7 @@ class ShardedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
         self._position = DataPosition()
         self._saving: Saving | None = None
         self._loading: Loading | None = None
+        self._lease: Lease | None = None
         self._metrics: list[tuple[Any, torch.Tensor]] = []
         self._is_due = False
 
@@ -66,6 +68,8 @@ class ShardedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
         if run is None:
             raise CheckpointError("ShardedCheckpoint belongs into the callbacks of model.fit().")
         run.position = self._position
+        self._lease = self.checkpoints.lease(self.directory)
+        run.at_end.callback(self._release)
         latest = self.checkpoints.latest(self.directory) if self.resume else None
         if latest is not None:
             self._loading = self.checkpoints.load(latest, self.model)
@@ -121,6 +125,7 @@ class ShardedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_end(self, logs: object = None) -> None:
         """Waits until the last checkpoint is complete."""
         keras_private.begin_at(self.model, None)
+        self._release()  # the save that is under way has it until it ends
         self.finish()
 
     def finish(self) -> None:
@@ -133,6 +138,12 @@ class ShardedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
         saving, self._saving = self._saving, None
         if saving is not None:
             saving.finish()
+
+    def _release(self) -> None:
+        """Releases the lease of the directory, after an error too."""
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.release()
 
     def _save(self) -> None:
         self.finish()
@@ -154,6 +165,7 @@ class ShardedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
             {"training": training},
             self.keep,
             [state.replicated(name, value, mesh) for name, value in arrays.items()],
+            self._lease,
         )
         if not self.asynchronous:
             self.finish()

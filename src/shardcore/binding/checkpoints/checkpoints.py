@@ -11,7 +11,7 @@ from shardcore.binding.checkpoints import loading, saving
 from shardcore.binding.checkpoints.state import StateTensor
 from shardcore.binding.context.session import Sessions
 from shardcore.domain.errors import CheckpointError
-from shardcore.ports.checkpoints import CheckpointStore
+from shardcore.ports.checkpoints import CheckpointStore, Lease
 
 
 @attrs.frozen(eq=False)
@@ -36,6 +36,7 @@ class Checkpoints:
         state: Mapping[str, object],
         keep: int | None = None,
         arrays: Iterable[StateTensor] = (),
+        lease: Lease | None = None,
     ) -> saving.Saving:
         """Copies this rank's part of a checkpoint, and begins to write it. A collective."""
         if keep is not None and keep < 1:
@@ -50,7 +51,24 @@ class Checkpoints:
             self.versions,
             self.sessions,
             self.store,
+            lease,
         )
+
+    def lease(self, directory: str | os.PathLike[str]) -> Lease | None:
+        """Returns the lease of a directory, on the rank that commits checkpoints. A collective.
+
+        Raises:
+            CheckpointError: On all ranks, if another job has it.
+        """
+        place, session = Path(directory).absolute(), self.sessions.current()
+        taken: list[Lease] = []
+
+        def work() -> None:
+            if session is None or session.world.position == 0:
+                taken.append(self.store.lease(place))
+
+        saving.together(work, f"write checkpoints into {str(place)!r}", session, self.sessions)
+        return taken[0] if taken else None
 
     def load(
         self, path: str | os.PathLike[str], model: keras.Model, strict: bool = True

@@ -71,10 +71,10 @@ def load(
     generators: dict[str, torch.Tensor] = {}
     count = 0
 
-    with store.reading(checkpoint, index) as reader:
+    with store.reading(checkpoint, index, position, ranks) as reader:
 
         def check() -> None:
-            store.check(checkpoint, index.files[position::ranks])
+            reader.verify()
             for name, stored in matched.pairs.items():
                 reader.check(stored, _parts(tensors[name], position))
             for stored, _ in arrays:

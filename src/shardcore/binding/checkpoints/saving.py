@@ -16,7 +16,7 @@ from shardcore.binding.variables import adoption
 from shardcore.domain.checkpoints.division import divide, pieces
 from shardcore.domain.checkpoints.index import Index
 from shardcore.domain.errors import StrategyError
-from shardcore.ports.checkpoints import CheckpointStore, Commit, PendingSave
+from shardcore.ports.checkpoints import CheckpointStore, Commit, Lease, PendingSave
 
 
 @attrs.frozen(eq=False)
@@ -62,6 +62,7 @@ def begin(
     versions: Mapping[str, str],
     sessions: Sessions,
     store: CheckpointStore,
+    lease: Lease | None = None,
 ) -> Saving:
     """Copies this rank's part of a checkpoint, and begins to write it. A collective.
 
@@ -75,6 +76,7 @@ def begin(
         versions: The releases of the packages in use.
         sessions: The sessions of this process.
         store: The store of checkpoints.
+        lease: The lease of the directory, on the rank that commits; None to ask for it.
     """
     session = session_of(model, sessions, "save_checkpoint")
     tensors = [*state.tensors_of(model, session), *arrays]
@@ -91,11 +93,19 @@ def begin(
         }
         rank_consistency.compare(facts, session)
     rank = 0 if session is None else session.world.position
-    folder = _folder(directory, step, rank, session, sessions, store)
-    mine = pieces(zip(variables, (each.layout for each in tensors), strict=True), rank)
-    named = {each.name: each for each in tensors}
-    commit = Commit(index, mesh.size, keep) if rank == 0 else None
-    pending = store.write(folder, rank, list(state.contents(named, mine)), commit)
+    leases: list[Lease] = []
+    if lease is not None:
+        leases.append(lease.use())
+    try:
+        folder = _folder(directory, step, rank, leases, session, sessions, store)
+        mine = pieces(zip(variables, (each.layout for each in tensors), strict=True), rank)
+        named = {each.name: each for each in tensors}
+        commit = Commit(index, mesh.size, keep, leases[0]) if rank == 0 else None
+        pending = store.write(folder, rank, list(state.contents(named, mine)), commit)
+    except BaseException:
+        for lease in leases:
+            lease.release()
+        raise
     return Saving(store.path(directory, step), pending, session, sessions)
 
 
@@ -131,16 +141,19 @@ def _folder(
     directory: Path,
     step: int,
     rank: int,
+    leases: list[Lease],
     session: Session | None,
     sessions: Sessions,
     store: CheckpointStore,
 ) -> Path:
-    """Returns the new folder, which rank 0 makes."""
+    """Returns the new folder, which rank 0 makes under its lease; asks for one if it has none."""
     made: list[Path] = []
 
     def work() -> None:
         if rank == 0:
-            made.append(store.begin(directory, step))
+            if not leases:
+                leases.append(store.lease(directory))
+            made.append(store.begin(leases[0], step))
 
     together(work, f"begin a checkpoint in {str(directory)!r}", session, sessions)
     if session is None:

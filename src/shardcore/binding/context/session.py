@@ -246,7 +246,7 @@ class Sessions:
         run = TrainerRun(trainer)
         self.runs.append(run)
         try:
-            with self.sums.run(run):
+            with run.at_end, self.sums.run(run):
                 yield run
         finally:
             self.runs.remove(run)

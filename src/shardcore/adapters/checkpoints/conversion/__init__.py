@@ -2,12 +2,15 @@
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
 
 from shardcore.adapters.checkpoints import folders
 from shardcore.adapters.checkpoints.conversion import reading, writing
+from shardcore.adapters.checkpoints.lease import acquire
 from shardcore.domain.errors import CheckpointError
 
 
@@ -44,7 +47,7 @@ def convert(source: Path, target: Path, max_shard_bytes: int | None = None) -> C
     if target.exists():
         raise CheckpointError(f"{str(target)!r} exists: remove it, or give another target.")
     write = writing.writer_of(target)
-    with reading.opened(source) as content:
+    with reading.opened(source) as content, _lease_for(target):
         kept, left_out = writing.fitting(content, target)
         unfinished = target.with_name(f"{folders.UNFINISHED}{target.name}")
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -56,6 +59,19 @@ def convert(source: Path, target: Path, max_shard_bytes: int | None = None) -> C
             shutil.rmtree(unfinished, ignore_errors=True)
     nbytes = sum(each.nbytes for each in kept)
     return Converted(str(target), len(kept), nbytes, tuple(each.name for each in left_out))
+
+
+@contextmanager
+def _lease_for(target: Path) -> Iterator[None]:
+    """Opens a context in which no job writes checkpoints beside a target that is one."""
+    if not writing.is_checkpoint(target):
+        yield
+        return
+    lease = acquire(target.parent)
+    try:
+        yield
+    finally:
+        lease.release()
 
 
 def _move(unfinished: Path, target: Path) -> None:

@@ -11,10 +11,11 @@ import h5py
 import numpy as np
 
 from shardcore.adapters.checkpoints import folders, safetensors
-from shardcore.adapters.checkpoints.store import FolderReader
+from shardcore.adapters.checkpoints.store import FolderStore
 from shardcore.domain.checkpoints.grid import Box
 from shardcore.domain.checkpoints.index import DTYPES, StoredVariable
 from shardcore.domain.errors import CheckpointError
+from shardcore.ports.checkpoints import Reader
 
 
 @attrs.frozen(eq=False)
@@ -78,7 +79,7 @@ def opened(path: Path) -> Iterator[Source]:
 
 def _checkpoint(path: Path, stack: ExitStack) -> Source:
     index = folders.read_index(path)
-    reader = FolderReader(path, index, stack)
+    reader = stack.enter_context(FolderStore().reading(path, index))
     return Source(
         tuple(
             Variable(v.name, v.path, v.group, v.dtype, v.shape, _stored(reader, v))
@@ -89,7 +90,7 @@ def _checkpoint(path: Path, stack: ExitStack) -> Source:
     )
 
 
-def _stored(reader: FolderReader, variable: StoredVariable) -> Callable[[], memoryview]:
+def _stored(reader: Reader, variable: StoredVariable) -> Callable[[], memoryview]:
     def read() -> memoryview:
         target = memoryview(bytearray(variable.nbytes))
         reader.read(variable, variable.as_one_part, variable.shape, target)

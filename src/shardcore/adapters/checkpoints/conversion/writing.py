@@ -10,7 +10,7 @@ import h5py
 import ml_dtypes
 import numpy as np
 
-from shardcore.adapters.checkpoints import folders, safetensors
+from shardcore.adapters.checkpoints import changes, safetensors
 from shardcore.adapters.checkpoints.conversion.reading import Source, Variable
 from shardcore.domain.checkpoints.grid import Grid
 from shardcore.domain.checkpoints.header import header_of
@@ -29,6 +29,11 @@ def is_folder(target: Path) -> bool:
     return not target.name.endswith((".weights.h5", ".weights.json", ".safetensors"))
 
 
+def is_checkpoint(target: Path) -> bool:
+    """Returns whether a target becomes a checkpoint."""
+    return bool(_CHECKPOINT.fullmatch(target.name))
+
+
 def writer_of(target: Path) -> _Writer:
     """Returns the function that writes the format of a target, by its name.
 
@@ -41,7 +46,7 @@ def writer_of(target: Path) -> _Writer:
         return _sharded_h5
     if target.name.endswith(".safetensors"):
         return _safetensors
-    if _CHECKPOINT.fullmatch(target.name):
+    if is_checkpoint(target):
         return _checkpoint
     if target.suffix:
         raise CheckpointError(
@@ -144,7 +149,7 @@ def _checkpoint(folder: Path, target: Path, source: Source, _limit: int | None) 
     )
     step = int(target.name.removeprefix("step-"))
     index = Index(step, "converted", {}, variables, (file,), source.state)
-    folders.write_index(folder, index)
+    changes.write_index(folder, index)
 
 
 def _write_file(path: Path, variables: Sequence[Variable]) -> StoredFile:

@@ -11,7 +11,7 @@ from keras import layers
 
 import shardcore
 from shardcore.testing import RankFailed, run_ranks
-from tests.distributed.files.checkpointed import COLUMNS, X, Y, build, distribute
+from tests.distributed.checkpoints.checkpointed import COLUMNS, X, Y, build, distribute
 
 
 def test_a_write_that_fails_on_one_rank_is_an_error_on_all_and_leaves_the_latest(tmp_path):

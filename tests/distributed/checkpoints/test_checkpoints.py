@@ -13,7 +13,7 @@ from keras import layers
 import shardcore
 from shardcore.domain.errors import CheckpointError
 from shardcore.testing import run_ranks
-from tests.distributed.files.checkpointed import COLUMNS, X, Y, build, distribute
+from tests.distributed.checkpoints.checkpointed import COLUMNS, X, Y, build, distribute
 
 ROWS = {".*hidden.*kernel": ("data", None), ".*digits.*kernel": (("data", "model"), None)}
 

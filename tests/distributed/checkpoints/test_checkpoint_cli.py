@@ -141,6 +141,36 @@ def test_inspect_shows_variables_and_verify_finds_a_flipped_bit(saved, tmp_path,
     assert "checksum differs" in capsys.readouterr().err
 
 
+def test_convert_refuses_a_flipped_bit_and_a_shard_of_another_step(saved, tmp_path, capsys):
+    directory, _ = saved
+
+    def save(rank):
+        distribute()
+        model = build()
+        model.train_on_batch(X, Y)
+        model.train_on_batch(X, Y)
+        shardcore.save_checkpoint(tmp_path, model, step=1, state={"epoch": 0})
+
+    run_ranks(save, 2)
+    name = "rank-00001.safetensors"
+    flipped, mixed = (
+        shutil.copytree(directory / "step-00000001", tmp_path / each / "step-00000001")
+        for each in ("flipped", "mixed")
+    )
+    content = bytearray((flipped / name).read_bytes())
+    content[-1] ^= 1
+    (flipped / name).write_bytes(content)
+    shutil.copy(tmp_path / "step-00000001" / name, mixed / name)
+    assert (mixed / name).stat().st_size == (flipped / name).stat().st_size
+    for source in (flipped, mixed):
+        for target in ("a.weights.h5", "a.safetensors", "parts", "step-00000003"):
+            with pytest.raises(SystemExit) as ended:
+                cli.main(["checkpoint", "convert", str(source), str(tmp_path / "to" / target)])
+            assert ended.value.code == 1
+            assert f"{name}' was changed after it was written" in capsys.readouterr().err
+    assert list((tmp_path / "to").iterdir()) == []
+
+
 def test_a_reader_that_has_enough_is_no_error(saved):
     command = f"{sys.executable} -m shardcore checkpoint inspect {saved[0]}"
     piped = f"{command} | true; echo $PIPESTATUS"

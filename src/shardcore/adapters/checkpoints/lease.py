@@ -1,0 +1,227 @@
+"""The lease of a directory of checkpoints: one job at a time writes into it.
+
+A lease is a folder `.lease` with one empty file, whose name says who has it. A prepared folder is
+renamed to it, which fails while it has a file. To take it over from an owner that has ended, the
+file is renamed, which succeeds for one process only. Its time, which the owner renews, is that of
+the file system: clocks of hosts differ.
+"""
+
+import errno
+import logging
+import os
+import secrets
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import attrs
+
+from shardcore.adapters.checkpoints.owner import Owner
+from shardcore.domain.errors import CheckpointError
+
+logger = logging.getLogger("shardcore.checkpoints")
+
+LEASE = ".lease"
+_PREPARED = ".lease-"
+RENEWED_EVERY = 5.0  # seconds
+PATIENCE = 30.0  # seconds without a renewal, after which an owner on another host counts as dead
+_POLL_SECONDS = 0.2
+_RETRY_SECONDS = 0.01
+
+
+@attrs.define(eq=False)
+class Lease:
+    """The lease of a directory, from `acquire` until each of its users has released it.
+
+    Args:
+        directory: The directory of checkpoints.
+        owner: This process.
+    """
+
+    directory: Path
+    owner: Owner
+    _users: int = attrs.field(default=1, init=False)
+    _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
+    _is_over: threading.Event = attrs.field(factory=threading.Event, init=False)
+
+    @property
+    def _file(self) -> Path:
+        return self.directory / LEASE / self.owner.name
+
+    def check(self) -> None:
+        """Compares the owner on the disk with this process, before a folder is renamed.
+
+        Raises:
+            CheckpointError: If another process has taken the lease over.
+        """
+        if self._is_over.is_set() or not self._file.exists():
+            other = owner_of(self.directory)
+            by = "it has none now" if other is None else f"{other} has it"
+            raise CheckpointError(
+                f"This process has lost the lease of {str(self.directory)!r}: {by}. It stood still "
+                f"for more than {PATIENCE:.0f} s, or the folder {LEASE} was removed. Nothing was "
+                "renamed; give each job another directory."
+            )
+
+    def use(self) -> "Lease":
+        """Returns this lease for one more user, or a new one if all have released it."""
+        with self._lock:
+            if self._users:
+                self._users += 1
+                return self
+        return acquire(self.directory)
+
+    def release(self) -> None:
+        """Ends one use; after the last one the directory is free."""
+        with self._lock:
+            self._users -= 1
+            if self._users:
+                return
+            self._is_over.set()
+        self._file.unlink(missing_ok=True)
+        try:
+            self._file.parent.rmdir()
+        except OSError:  # the next owner has it
+            logger.debug("%s has a new owner", self._file.parent)
+
+    def renew(self) -> None:
+        """Renews the time of the lease until it is released or lost."""
+        while not self._is_over.wait(RENEWED_EVERY):
+            try:
+                os.utime(self._file)
+            except FileNotFoundError:
+                return
+            except OSError as error:
+                logger.debug("the lease could not be renewed: %r", error)
+
+
+def acquire(directory: Path) -> Lease:
+    """Returns the lease of a directory of checkpoints, which is made if it is missing.
+
+    An owner on this host that has ended does not count. One on another host is waited for until it
+    renews its lease, 30 seconds at most.
+
+    Raises:
+        CheckpointError: If another process has the lease.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    own = Owner.here(secrets.token_hex(8))
+    prepared = directory / f"{_PREPARED}{own.name}"
+    prepared.mkdir()
+    try:
+        (prepared / own.name).touch(exist_ok=False)
+        _Acquisition(directory, own, prepared).run()
+    finally:
+        shutil.rmtree(prepared, ignore_errors=True)
+    _remove_prepared(directory, own)
+    lease = Lease(directory, own)
+    threading.Thread(target=lease.renew, name="shardcore-lease", daemon=True).start()
+    return lease
+
+
+def owner_of(directory: Path) -> Owner | None:
+    """Returns the process that has the lease of a directory; None if it is free."""
+    return next(filter(None, map(Owner.of_name, _names_in(directory / LEASE))), None)
+
+
+@attrs.define(eq=False)
+class _Acquisition:
+    """The attempts of this process to get a lease, with a `prepared` folder."""
+
+    directory: Path
+    own: Owner
+    prepared: Path
+    _deadline: float = attrs.field(factory=lambda: time.monotonic() + PATIENCE + 1, init=False)
+    # The owner on another host that is waited for, with the time of its lease when it was seen.
+    _waits: tuple[Owner, float] | None = attrs.field(default=None, init=False)
+
+    def run(self) -> None:
+        while not self._is_free():
+            other = owner_of(self.directory)
+            if other is not None and self._has_ended(other) and self._take(other):
+                return
+            if time.monotonic() > self._deadline:
+                raise _refusal(self.directory, other)
+            time.sleep(_POLL_SECONDS if self._waits else _RETRY_SECONDS)
+
+    def _is_free(self) -> bool:
+        """Returns whether the lease had no owner, and has this one now."""
+        try:
+            os.rename(self.prepared, self.directory / LEASE)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+            return False
+        return True
+
+    def _take(self, other: Owner) -> bool:
+        """Returns whether the lease was taken over from `other`, which no other process did."""
+        folder = self.directory / LEASE
+        try:
+            os.rename(folder / other.name, folder / self.own.name)
+            os.utime(folder / self.own.name)
+        except FileNotFoundError:
+            return False
+        logger.info("the lease of %s is taken over: %s has ended", self.directory, other)
+        return True
+
+    def _has_ended(self, other: Owner) -> bool:
+        """Returns whether `other` has ended, as far as it is known yet.
+
+        Raises:
+            CheckpointError: If it has not.
+        """
+        if other.is_of_this_host(self.own):
+            if other.is_alive():
+                raise _refusal(self.directory, other)
+            return True
+        try:
+            renewed = _time_of(self.directory / LEASE / other.name)
+        except FileNotFoundError:
+            return False
+        if self._waits is None or self._waits[0] != other:
+            self._waits = other, renewed
+            logger.warning(
+                "%s has the lease of %s: waiting up to %.0f s whether it lives",
+                other,
+                self.directory,
+                PATIENCE,
+            )
+        if renewed != self._waits[1]:
+            raise _refusal(self.directory, other)
+        file = self.prepared / self.own.name
+        os.utime(file)
+        return _time_of(file) - renewed >= PATIENCE
+
+
+def _remove_prepared(directory: Path, own: Owner) -> None:
+    """Removes what processes of this host have prepared that ended meanwhile."""
+    for folder in directory.glob(f"{_PREPARED}*"):
+        other = Owner.of_name(folder.name.removeprefix(_PREPARED))
+        if other is not None and other.is_of_this_host(own) and not other.is_alive():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _names_in(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _time_of(file: Path) -> float:
+    """Returns the time of a file. It is opened, so that no cache of a network answers."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        return os.fstat(descriptor).st_mtime
+    finally:
+        os.close(descriptor)
+
+
+def _refusal(directory: Path, other: Owner | None) -> CheckpointError:
+    return CheckpointError(
+        f"Expected no other job that writes checkpoints into {str(directory)!r}, but "
+        f"{other or 'changing processes'} does: give this job another directory, or end the other "
+        "one first."
+    )
