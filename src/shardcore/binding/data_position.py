@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 import torch
+from keras import Variable
 
 from shardcore.domain.errors import CheckpointError
 
@@ -50,10 +51,12 @@ class DataPosition:
 
     Attributes:
         ahead: The place to which the next iterator goes first; None if it starts at its beginning.
+        metrics: Variables of metrics, and the values that they have at that place.
         goes_on: Whether one iterator serves several epochs, as with `steps_per_epoch`.
     """
 
     ahead: Place | None = None
+    metrics: list[tuple[Variable, Any]] = attrs.field(factory=list)
     goes_on: bool = attrs.field(default=False, init=False)
     _made: torch.Tensor | None = attrs.field(default=None, init=False)
     _begun: torch.Tensor | None = attrs.field(default=None, init=False)
@@ -65,6 +68,12 @@ class DataPosition:
             return None
         begun = self._made if self._begun is None else self._begun
         return Place(self._made, begun, self._batches, steps)
+
+    def restore_metrics(self) -> None:
+        """Gives the metrics their values, once."""
+        metrics, self.metrics = self.metrics, []
+        for variable, value in metrics:
+            variable.assign(value)
 
     def made(self) -> None:
         """Notes that the iterator is made now."""
@@ -102,7 +111,8 @@ class Counted:
                 raise CheckpointError(
                     f"The checkpoint was saved after {ahead and ahead.batches} batches of the "
                     f"data, but this data ends after {number}: give the data that it was saved "
-                    "with, or ShardedCheckpoint(resume=False)."
+                    "with; or begin again, by ShardedCheckpoint(resume=False), or without the "
+                    "folder of BackupAndRestore."
                 )
         self.position.ahead = None
         return self

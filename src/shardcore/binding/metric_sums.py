@@ -34,6 +34,7 @@ class TrainerRun:
     phase: str = ""  # the steps that the callbacks see: "train" or "test"
     # The variables of its metrics, if no rank reads the results of single steps.
     deferred: tuple[Variable, ...] = ()
+    initial_epoch: int = 0  # the argument of a fit
     position: DataPosition | None = None  # in the data of a fit, if a callback saves it
     at_end: ExitStack = attrs.field(factory=ExitStack, init=False)  # what is done after it
     # Whether no code of the user runs between the steps of an epoch; and its steps until now.

@@ -1,38 +1,82 @@
 """Patches: `BackupAndRestore`. The file of the weights has all that a resumed run needs.
 
 Keras writes the epoch into a second file: after a crash between the two, an epoch would be trained
-twice.
+twice. And it begins the epoch again that it has saved in the middle.
 """
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import attrs
 import h5py
 import keras
+import torch
 from keras.callbacks import BackupAndRestore
 
 from shardcore.binding import keras_private
 from shardcore.binding.checkpoints.state import generators, generators_of, set_generators
-from shardcore.binding.context.session import Sessions
+from shardcore.binding.context.collective_errors import raise_on_all_ranks
+from shardcore.binding.context.session import Session, Sessions
+from shardcore.binding.data_position import DataPosition, Place
 from shardcore.binding.files.callbacks import together
 from shardcore.binding.types import Original
 from shardcore.domain.errors import CheckpointError
 
 # The attribute of the file.
 NAME = "shardcore"
+# The attribute of a callback: a save waits for the end of the epoch.
+_WAITS = "_shardcore_save_waits"
+
+
+@attrs.frozen(eq=False)
+class _Backup:
+    """The state of training in a file.
+
+    Args:
+        epoch: The epoch that runs, or begins.
+        steps: How many of its steps are done.
+        place: The place in the data; None if the epoch reads it from its beginning.
+        metrics: The values of the variables of metrics.
+        seeds: The values of the model's seeds.
+        global_seed: That of the seed of random functions that get none, if it exists.
+        generators: The states of torch's generators.
+    """
+
+    epoch: int
+    steps: int
+    place: Place | None
+    metrics: list[Any]
+    seeds: list[Any]
+    global_seed: Any
+    generators: dict[str, torch.Tensor]
+
+    def __str__(self) -> str:
+        return f"epoch {self.epoch}, {self.steps} steps of it"
 
 
 def save(sessions: Sessions, original: Original, callback: BackupAndRestore) -> None:
-    """Replaces `BackupAndRestore._save_model`."""
+    """Replaces `BackupAndRestore._save_model`. After an epoch's last step it waits for its end."""
     if not sessions.are_served():
         original(callback)
         return
-    epoch, batch = keras_private.progress_of(callback)
+    epoch, last = keras_private.progress_of(callback)
+    ends_epoch = keras_private.saves_at_epochs(callback) or vars(callback).pop(_WAITS, False)
+    steps = 0 if ends_epoch else last + 1
+    if steps and steps >= ((callback.params or {}).get("steps") or steps + 1):
+        setattr(callback, _WAITS, True)
+        return
+    place = _place(sessions, steps)
+    if place is None:
+        steps = 0  # Keras begins the epoch again
     state = {
         "epoch": epoch,
-        "batch": batch,
+        "batch": last,
+        "steps": steps,
+        "place": place,
+        "metrics": [_value(each) for each in callback.model.metrics_variables if steps],
         "generators": generators(),
         "seeds": [_value(each) for each in _seeds(callback.model)],
         "global_seed": _value(keras_private.global_seed()),
@@ -44,43 +88,135 @@ def save(sessions: Sessions, original: Original, callback: BackupAndRestore) -> 
         sessions.beside_weights = {}
 
 
+def end_epoch(
+    sessions: Sessions, original: Original, callback: BackupAndRestore, epoch: int, logs: object
+) -> None:
+    """Replaces `BackupAndRestore.on_epoch_end`: a save that has waited for it is made."""
+    original(callback, epoch, logs)
+    if _WAITS in vars(callback):
+        keras_private.save_backup(callback)
+
+
 def load(sessions: Sessions, original: Original, callback: BackupAndRestore) -> None:
-    """Replaces `BackupAndRestore._load_model`."""
-    original(callback)
-    path = keras_private.weights_path(callback)
-    if not sessions.are_served() or keras_private.is_remote(path) or not os.path.exists(path):
+    """Replaces `BackupAndRestore._load_model`. Ranks that found other backups raise an error."""
+    run = sessions.run()
+    if run is None or not sessions.are_served():
+        original(callback)
         return
+    vars(callback).pop(_WAITS, None)
+    session, path = sessions.current(), keras_private.weights_path(callback)
+    if session is not None and session.mesh.size > 1:
+        # One rank may have copied the backup before a damaged one to its place.
+        session.processes.meet("the restoring of a backup")
+    backup = _agreed(callback, path, session, sessions)
+    _on_all(partial(original, callback), f"restore {path!r}", session, sessions)
+    run.position = run.position or DataPosition()
+    if backup is not None:
+        _restore(backup, callback, path, run.position)
+    first = keras_private.first_epoch(callback.model, run.initial_epoch)
+    keras_private.set_progress(callback, first, 0 if backup is None else backup.steps)
+
+
+def _agreed(
+    callback: BackupAndRestore, path: str, session: Session | None, sessions: Sessions
+) -> _Backup | None:
+    """Returns the state in the file, on which all ranks agree; None if there is none.
+
+    Raises:
+        CheckpointError: If the ranks, whose paths may differ, have different ones.
+    """
+    read: list[_Backup | None] = []
+    found: list[str] = []
+
+    def look() -> None:
+        exists = not keras_private.is_remote(path) and os.path.exists(path)
+        read.append(_read(path) if exists else None)
+        found.append(str(read[0] or ("weights alone" if exists else "nothing")))
+
+    _on_all(look, f"read {path!r}", session, sessions)
+    if session is not None and session.mesh.size > 1:
+        everyone = session.processes.gather((found[0], path))
+        if len({what for what, _ in everyone}) > 1:
+            those = "; ".join(f"rank {rank}: {w} in {p!r}" for rank, (w, p) in enumerate(everyone))
+            raise CheckpointError(
+                f"Expected the same backup on all ranks, found {those}. Copy the one to go on with "
+                "to the paths of all ranks, or remove them all to train from the beginning."
+            )
+    return read[0]
+
+
+def _on_all(work: Any, what: str, session: Session | None, sessions: Sessions) -> None:
+    if session is None or session.mesh.size == 1:
+        work()
+    else:
+        raise_on_all_ranks(work, what, session, sessions)
+
+
+def _read(path: str) -> _Backup | None:
+    """Returns the state in a file; None if Keras alone has saved it."""
     with h5py.File(path) as file:
         text = file.attrs.get(NAME)
-    if text is None:  # saved by Keras alone
-        return
+    if text is None:
+        return None
     try:
         state = json.loads(text)
-        epoch, numbers, shared = int(state["epoch"]), state["seeds"], state["global_seed"]
-        states = generators_of(state["generators"], Path(path))
-    except (KeyError, TypeError, ValueError) as error:
+        place = state["place"]
+        return _Backup(
+            int(state["epoch"]),
+            int(state["steps"]),
+            None if place is None else Place.from_json(place),
+            list(state["metrics"]),
+            list(state["seeds"]),
+            state["global_seed"],
+            generators_of(state["generators"], Path(path)),
+        )
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"{str(path)!r} has no training state that can be read ({error!r}): it is damaged. "
+            f"{path!r} has no training state that can be read ({error!r}): it is damaged. "
             "Remove it to train from the beginning."
         ) from None
-    seeds = _seeds(callback.model)
-    if len(numbers) != len(seeds):
-        raise CheckpointError(
-            f"{str(path)!r} has {len(numbers)} random seeds, and model {callback.model.name!r} "
-            f"has {len(seeds)}: it was saved by another model."
-        )
-    if shared is not None:
+
+
+def _restore(
+    backup: _Backup, callback: BackupAndRestore, path: str, position: DataPosition
+) -> None:
+    """Gives a fit the state of a file, whose weights the model has."""
+    model = callback.model
+    seeds, metrics = _seeds(model), list(model.metrics_variables) if backup.steps else []
+    for what, values, variables in (
+        ("random seeds", backup.seeds, seeds),
+        ("variables of metrics", backup.metrics, metrics),
+    ):
+        if len(values) != len(variables):
+            raise CheckpointError(
+                f"{path!r} has {len(values)} {what}, and model {model.name!r} has "
+                f"{len(variables)}: it was saved by another model. Remove it to train from the "
+                "beginning."
+            )
+    if backup.global_seed is not None:
         keras_private.make_global_seed()
-        keras_private.global_seed().assign(shared)
-    for seed, value in zip(seeds, numbers, strict=True):
+        keras_private.global_seed().assign(backup.global_seed)
+    for seed, value in zip(seeds, backup.seeds, strict=True):
         seed.assign(value)
-    set_generators(states)
-    keras_private.begin_at(callback.model, epoch)
+    set_generators(backup.generators)
+    keras_private.begin_at(model, backup.epoch)
+    position.ahead = backup.place
+    position.metrics = list(zip(metrics, backup.metrics, strict=True))
+
+
+def _place(sessions: Sessions, steps: int) -> dict[str, object] | None:
+    """Returns the place in the data; None if the next epoch reads it from its beginning."""
+    run = sessions.run()
+    position = None if run is None else run.position
+    if position is None or not (steps or position.goes_on):
+        return None
+    place = position.place(steps)
+    return None if place is None else place.to_json()
 
 
 def _seeds(model: keras.Model) -> list[keras.Variable]:
     return [each for each in model.variables if keras_private.is_seed(each)]
 
 
-def _value(seed: keras.Variable | None) -> Any:
-    return None if seed is None else keras.ops.convert_to_numpy(seed).tolist()
+def _value(variable: keras.Variable | None) -> Any:
+    return None if variable is None else keras.ops.convert_to_numpy(variable).tolist()

@@ -1,11 +1,9 @@
 """The callback that saves checkpoints while a model is trained, and resumes from the latest."""
 
 import os
-from typing import Any
 
 import attrs
 import keras
-import torch
 
 from shardcore.binding import keras_private
 from shardcore.binding.checkpoints import callback_state, state
@@ -58,7 +56,6 @@ class ShardedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
         self._saving: Saving | None = None
         self._loading: Loading | None = None
         self._lease: Lease | None = None
-        self._metrics: list[tuple[Any, torch.Tensor]] = []
         self._is_due = False
 
     def on_train_begin(self, logs: object = None) -> None:
@@ -89,21 +86,19 @@ class ShardedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
         self._position.ahead = None if place is None else Place.from_json(place)
         self._progress = _Progress(loading.index.step, training["epoch"], training["of_epoch"])
         keras_private.begin_at(self.model, training["epoch"])
-        # Keras resets them when the epoch begins.
-        self._metrics = [(v, tensor_of(v).detach().clone()) for v in self.model.metrics_variables]
+        if training["of_epoch"]:
+            values = [(v, tensor_of(v).detach().clone()) for v in self.model.metrics_variables]
+            self._position.metrics = values
 
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
         """Restores at the first epoch what Keras has reset."""
         if self._loading is None:
             self._progress.of_epoch = 0
         else:
-            if self._progress.of_epoch:
-                for variable, value in self._metrics:
-                    variable.assign(value)
             others = self._others()
             states = self._loading.index.state["training"]["callbacks"]
             callback_state.restore(others, states, self._loading.arrays)
-        self._loading, self._metrics = None, []
+        self._loading = None
         self._progress.epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:

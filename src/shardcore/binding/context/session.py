@@ -116,6 +116,7 @@ class Sessions:
         sums: The deferred sums of metrics.
         edges: The edges of torch modules.
         shared_work: The collective work that runs now, None without any.
+        is_writer: Whether this rank writes the files of the callback that runs now; None without.
         beside_weights: The attributes of the file of weights that a callback saves now.
         new_shard: The variable whose initial value is drawn in pieces now, None without one.
         planning: The thread on which a model is built for a plan now, None without one.
@@ -132,6 +133,7 @@ class Sessions:
         factory=weakref.WeakKeyDictionary, init=False
     )
     shared_work: Any = attrs.field(default=None, init=False)
+    is_writer: bool | None = attrs.field(default=None, init=False)
     beside_weights: dict[str, str] = attrs.field(factory=dict, init=False)
     new_shard: Any = attrs.field(default=None, init=False)
     planning: threading.Thread | None = attrs.field(default=None, init=False)
@@ -148,9 +150,8 @@ class Sessions:
         session = self.current()
         if session is None:
             raise StrategyError(
-                "No distribution is set on this thread: call "
-                "keras.distribution.set_distribution(...) first, or work inside "
-                "distribution.scope()."
+                "No distribution is set on this thread: call keras.distribution."
+                "set_distribution(...) first, or work inside distribution.scope()."
             )
         return session
 

@@ -1,8 +1,12 @@
-"""Patches: the callbacks. Every rank reads files; rank 0 alone writes, sends and prints."""
+"""Patches: the callbacks. Every rank reads files, the first rank of each path writes.
+
+Rank 0 alone sends and prints.
+"""
 
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -14,6 +18,7 @@ from shardcore.binding import keras_private
 from shardcore.binding.context.collective_errors import raise_on_all_ranks
 from shardcore.binding.context.session import Session, Sessions
 from shardcore.binding.files.atomic import atomically_written
+from shardcore.binding.files.saving import first_of, place_of
 from shardcore.binding.types import Original
 from shardcore.domain.errors import StrategyError
 
@@ -36,7 +41,33 @@ def together(
             raise failure
         original(callback, *args, **kwargs)
 
-    raise_on_all_ranks(work, f"write the file of {name}", session, sessions)
+    with _writing(callback, session, sessions):
+        raise_on_all_ranks(work, f"write the file of {name}", session, sessions)
+
+
+def by_path(
+    sessions: Sessions, original: Original, callback: Callback, *args: object, **kwargs: object
+) -> None:
+    """Replaces a method that reads files and may copy them: the first rank of each path does."""
+    session = sessions.current()
+    if session is None or session.mesh.size == 1:
+        original(callback, *args, **kwargs)
+        return
+    with _writing(callback, session, sessions):
+        original(callback, *args, **kwargs)
+
+
+@contextmanager
+def _writing(callback: Callback, session: Session, sessions: Sessions) -> Iterator[None]:
+    """Opens a context in which the first rank of each path writes files. A collective."""
+    path = keras_private.place_of_files(callback)
+    is_writer = session.processes.rank == 0 if path is None else first_of(place_of(path), session)
+    vars(callback)["_shardcore_is_writer"] = is_writer
+    before, sessions.is_writer = sessions.is_writer, is_writer
+    try:
+        yield
+    finally:
+        sessions.is_writer = before
 
 
 def raised_later(
@@ -67,11 +98,11 @@ class OneWriter:
         function = getattr(self.file_utils, name)
         if name not in WRITES:
             return function
-        return lambda *args: None if _is_other_rank(self.sessions) else function(*args)
+        return lambda *args: function(*args) if _is_writer(self.sessions) else None
 
     def File(self, path: str, mode: str = "r") -> Any:  # noqa: N802 - Keras' name
-        """Returns an open file; the writes of other ranks than 0 are discarded."""
-        if not _is_other_rank(self.sessions) or not set(mode) & set("wax+"):
+        """Returns an open file; writes of another rank than the first are discarded."""
+        if _is_writer(self.sessions) or not set(mode) & set("wax+"):
             is_renamed = self.is_renamed and mode == "w" and not keras_private.is_remote(path)
             if is_renamed and self.sessions.are_served():
                 return atomically_written(path)
@@ -84,11 +115,12 @@ class OneWriter:
 
 
 def one_summary(sessions: Sessions, original: property) -> property:
-    """Replaces `TensorBoard.summary`, TensorFlow's module: only rank 0 keeps its files."""
+    """Replaces `TensorBoard.summary`, TensorFlow's module: one rank of a path keeps its files."""
 
     def summary(callback: Callback) -> Any:
         module = original.__get__(callback)
-        return _DiscardedSummary(module) if _is_other_rank(sessions) else module
+        is_writer = vars(callback).get("_shardcore_is_writer", not _is_other_rank(sessions))
+        return module if is_writer else _DiscardedSummary(module)
 
     return property(summary)
 
@@ -158,6 +190,10 @@ def show_once(
     original(bar, params)
     if _is_other_rank(sessions):
         bar.verbose = 0
+
+
+def _is_writer(sessions: Sessions) -> bool:
+    return not _is_other_rank(sessions) if sessions.is_writer is None else sessions.is_writer
 
 
 def _is_other_rank(sessions: Sessions) -> bool:

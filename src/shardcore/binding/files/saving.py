@@ -52,6 +52,26 @@ def save_weights(
     _save(sessions, model, filepath, write, attend, one_file=max_shard_size is None)
 
 
+def save_legacy(
+    sessions: Sessions,
+    original: Original,
+    model: Model,
+    filepath: FilePath | h5py.File,
+    overwrite: bool = True,
+    include_optimizer: bool = True,
+) -> None:
+    """Replaces `save_model_to_hdf5`, called on every rank for a path that ends in .h5."""
+
+    def write(place: FilePath | h5py.File) -> None:
+        original(model, place, overwrite, include_optimizer)
+
+    if isinstance(filepath, h5py.File):  # each rank has opened its own
+        write(filepath)
+        return
+    attend = partial(keras_private.gather_legacy, model, include_optimizer)
+    _save(sessions, model, filepath, write, attend, one_file=True, makes_folder=True)
+
+
 def open_store(
     sessions: Sessions,
     original: Original,
@@ -101,6 +121,7 @@ def _save(
     write: Callable[..., None],
     attend: Callable[[], None],
     one_file: bool,
+    makes_folder: bool = False,
 ) -> None:
     """Writes each file on one rank while the others attend; returns when all exist, or fails.
 
@@ -115,6 +136,8 @@ def _save(
         return
 
     def save() -> None:
+        if makes_folder:
+            os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)
         if one_file and not keras_private.is_remote(path):
             write_file(path, lambda unfinished: _annotated(unfinished, write, sessions))
         else:
@@ -140,7 +163,8 @@ def _annotated(path: str, write: Callable[..., None], sessions: Sessions) -> Non
     """Writes a file of weights, with the state that a callback saves in it."""
     write(path)
     if sessions.beside_weights:
-        with h5py.File(path, "r+") as file:
+        # By default an attribute has at most 64 KiB.
+        with h5py.File(path, "r+", libver="latest") as file:
             file.attrs.update(sessions.beside_weights)
 
 
@@ -168,16 +192,16 @@ def export(
     verbose: bool | None = None,
     **options: object,
 ) -> None:
-    """Replaces `Model.export`, called on every rank: rank 0 writes, from a full model."""
+    """Replaces `Model.export`, called on every rank: one of each path writes, from a full model."""
     write = partial(original, model, format=format, verbose=verbose, **options)
     session = sharding(model, sessions)
     if session is None:
         write(filepath)
         return
-    path, rank = str(filepath), session.processes.rank
+    path = str(filepath)
 
     def work() -> None:
-        if rank != 0:
+        if not is_writer:
             return
         if format not in _ONE_FILE or keras_private.is_remote(path):
             write(path)
@@ -186,8 +210,9 @@ def export(
         if verbose is None or verbose:
             keras_private.print_message(f"Saved the exported model at '{path}'.")
 
-    session.processes.meet(f"exporting {path!r}")
-    with _unsharded(model, session):
+    session.processes.meet("exporting a model")
+    is_writer = first_of(place_of(path), session)
+    with _unsharded(model, session, is_writer):
         raise_on_all_ranks(work, f"export {path!r}", session, sessions)
 
 
@@ -198,12 +223,12 @@ def sharding(model: Model, sessions: Sessions) -> Session | None:
 
 
 @contextmanager
-def _unsharded(model: Model, session: Session) -> Iterator[None]:
-    """Opens a context in which rank 0 has the full `model`, unsharded. A collective."""
+def _unsharded(model: Model, session: Session, is_full: bool) -> Iterator[None]:
+    """Opens a context in which ranks that ask have the full `model`, unsharded. A collective."""
     sharded: list[tuple[Variable, torch.Tensor]] = []
     for variable in model.variables:
         value = session.strategy.full_tensor(tensor_of(variable))
-        if session.processes.rank == 0:
+        if is_full:
             sharded.append((variable, tensor_of(variable)))
             plain = torch.nn.Parameter(value, requires_grad=tensor_of(variable).requires_grad)
             set_tensor(variable, plain)

@@ -4,6 +4,7 @@
 reason, and `rebinding` replaces them; the other files read and set private attributes.
 """
 
+from shardcore.binding.keras_private.files import gather_legacy as gather_legacy
 from shardcore.binding.keras_private.files import gather_model as gather_model
 from shardcore.binding.keras_private.files import gather_state as gather_state
 from shardcore.binding.keras_private.files import is_remote as is_remote
@@ -78,15 +79,20 @@ from shardcore.binding.keras_private.training import as_logs as as_logs
 from shardcore.binding.keras_private.training import begin_at as begin_at
 from shardcore.binding.keras_private.training import begin_later as begin_later
 from shardcore.binding.keras_private.training import build_by as build_by
+from shardcore.binding.keras_private.training import first_epoch as first_epoch
 from shardcore.binding.keras_private.training import gives_own_logs as gives_own_logs
 from shardcore.binding.keras_private.training import is_bookkeeping as is_bookkeeping
 from shardcore.binding.keras_private.training import is_own_step as is_own_step
 from shardcore.binding.keras_private.training import loader_of as loader_of
 from shardcore.binding.keras_private.training import logs_of_step as logs_of_step
+from shardcore.binding.keras_private.training import place_of_files as place_of_files
 from shardcore.binding.keras_private.training import progress_of as progress_of
 from shardcore.binding.keras_private.training import read_steps as read_steps
 from shardcore.binding.keras_private.training import results_of as results_of
 from shardcore.binding.keras_private.training import run_no_code_of_users as run_no_code_of_users
+from shardcore.binding.keras_private.training import save_backup as save_backup
+from shardcore.binding.keras_private.training import saves_at_epochs as saves_at_epochs
+from shardcore.binding.keras_private.training import set_progress as set_progress
 from shardcore.binding.keras_private.training import sort_callbacks as sort_callbacks
 from shardcore.binding.keras_private.training import thread_name_of as thread_name_of
 from shardcore.binding.keras_private.training import weights_path as weights_path

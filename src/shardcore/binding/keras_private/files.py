@@ -5,6 +5,7 @@ from contextlib import closing
 
 import keras
 from keras import Model
+from keras.src.legacy.saving import legacy_h5_format, saving_options, saving_utils
 from keras.src.saving import saving_lib
 from keras.src.utils import file_utils
 
@@ -46,6 +47,26 @@ def gather_state(model: Model, objects_to_skip: Iterable[object] | None = None) 
             inner_path="",
             visited_saveables={id(each) for each in objects_to_skip or ()},
         )
+
+
+def gather_legacy(model: Model, include_optimizer: bool) -> None:
+    """Visits the config and the state of `model` as saving to HDF5 does, and writes nothing.
+
+    A rank that attends holds one full variable at a time; the one that writes, those of a layer.
+    """
+    with saving_options.keras_option_scope(use_legacy_config=True):
+        saving_utils.model_metadata(model, include_optimizer)
+    for layer in sorted(model.layers, key=lambda layer: layer.name):
+        _gather(legacy_h5_format._legacy_weights(layer))
+    own = model._trainable_variables + model._non_trainable_variables
+    _gather(variable for variable in own if variable in model.weights)
+    if include_optimizer:
+        _gather(getattr(getattr(model, "optimizer", None), "variables", ()))
+
+
+def _gather(variables: Iterable[keras.Variable]) -> None:
+    for variable in variables:
+        keras.ops.convert_to_numpy(variable)
 
 
 class _Keys(saving_lib.H5IOStore):  # type: ignore[misc]

@@ -62,6 +62,7 @@ CALLBACKS_WITH_FILES = ("backup_and_restore", "csv_logger", "model_checkpoint", 
 
 # The methods of callbacks that write a file.
 WRITERS = {
+    "backup_and_restore": ("BackupAndRestore.on_train_end",),
     "csv_logger": ("CSVLogger.on_train_begin", "CSVLogger.on_epoch_end"),
     "model_checkpoint": ("ModelCheckpoint._save_model",),
     "tensorboard": tuple(
@@ -360,6 +361,10 @@ ALL = (
     ),
     Patch("keras.src.saving.saving_lib:save_weights_only", "As for the whole model."),
     Patch(
+        "keras.src.legacy.saving.legacy_h5_format:save_model_to_hdf5",
+        'As for the whole model: save("model.h5") opened one file on every rank.',
+    ),
+    Patch(
         "keras.src.saving.saving_lib:H5IOStore.__init__",
         "Every rank would write the file of LoRA weights; one does.",
     ),
@@ -398,6 +403,14 @@ ALL = (
     Patch(
         "keras.src.callbacks.backup_and_restore:BackupAndRestore._load_model",
         "Reads the epoch from a second file, and no state of generators.",
+    ),
+    Patch(
+        "keras.src.callbacks.backup_and_restore:BackupAndRestore.on_epoch_end",
+        "Of a save after the last step the epoch would be resumed with no step left.",
+    ),
+    Patch(
+        "keras.src.callbacks.backup_and_restore:BackupAndRestore.on_train_begin",
+        "Copies the backup before a damaged one on every rank; one does.",
     ),
     Patch(
         "keras.src.callbacks.tensorboard:TensorBoard.summary",

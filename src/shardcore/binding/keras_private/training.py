@@ -10,11 +10,13 @@ from keras.src.callbacks import (
     BackupAndRestore,
     Callback,
     CallbackList,
+    CSVLogger,
     EarlyStopping,
     History,
     ModelCheckpoint,
     ProgbarLogger,
     ReduceLROnPlateau,
+    TensorBoard,
     TerminateOnNaN,
 )
 from keras.src.ops.node import Node
@@ -30,6 +32,13 @@ from shardcore.binding.keras_private.lines import LINE, find
 TRAINER = find("keras.src.backend.torch.trainer:TorchTrainer")
 
 
+# The callbacks that write files, and the attribute of each that has the path.
+_PATHS: tuple[tuple[type[Callback], str], ...] = (
+    (BackupAndRestore, "backup_dir"),
+    (CSVLogger, "filename"),
+    (ModelCheckpoint, "filepath"),
+    (TensorBoard, "log_dir"),
+)
 # The attribute of a model in which the captured steps of its loops are kept.
 LOOP_STEPS = "_shardcore_loop_steps"
 # The method by which a model of keras-hub fills its cache with the prompt.
@@ -209,9 +218,39 @@ def build_by(model: Model, data: object) -> None:
     model._symbolic_build(data_batch=data)
 
 
+def first_epoch(model: Model, initial_epoch: int) -> int:
+    """Returns the epoch at which a fit of a model begins, whose argument is `initial_epoch`."""
+    return int(model._initial_epoch or initial_epoch)
+
+
 def progress_of(callback: BackupAndRestore) -> tuple[int, int]:
     """Returns the epoch and the last batch that a `BackupAndRestore` has seen."""
     return callback._current_epoch, callback._last_batch_seen
+
+
+def set_progress(callback: BackupAndRestore, epoch: int, steps: int) -> None:
+    """Lets a `BackupAndRestore` have seen so many steps of an epoch, and nothing unsaved."""
+    callback._current_epoch = epoch
+    callback._last_batch_seen = max(steps - 1, 0)
+    callback._batches_seen_since_last_saving = 0
+
+
+def save_backup(callback: BackupAndRestore) -> None:
+    """Lets a `BackupAndRestore` save now."""
+    callback._save_model()
+
+
+def saves_at_epochs(callback: BackupAndRestore) -> bool:
+    """Returns whether a `BackupAndRestore` saves at the end of each epoch, and at no step."""
+    return bool(callback.save_freq == "epoch")
+
+
+def place_of_files(callback: Callback) -> str | None:
+    """Returns the path that a callback was given for what it writes; None if it writes nothing."""
+    for kind, name in _PATHS:
+        if isinstance(callback, kind):
+            return str(getattr(callback, name))
+    return None
 
 
 def weights_path(callback: BackupAndRestore) -> str:

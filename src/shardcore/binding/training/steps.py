@@ -56,9 +56,11 @@ class Steps:
         """
         with (
             self.sessions.scope_of(trainer),
-            self.sessions.working(trainer),
+            self.sessions.working(trainer) as run,
             self._together(original.__name__, trainer, kwargs),
         ):
+            initial = kwargs.get("initial_epoch")
+            run.initial_epoch = initial if isinstance(initial, int) else 0
             return original(trainer, *args, **kwargs)
 
     def _together(
@@ -89,6 +91,7 @@ class Steps:
         state = torch.get_rng_state()
         place = position.ahead
         keras_private.begin_later(iterator, original, place.batches, place.steps)
+        position.restore_metrics()  # Keras has reset them
         torch.set_rng_state(state)
         return iterator
 
