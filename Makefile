@@ -119,6 +119,7 @@ faults: $(VENV)/.installed
 	$(FAULTS) tests.faults.saves
 	$(FAULTS) tests.faults.checkpoint_files
 	$(FAULTS) tests.faults.launches
+	$(FAULTS) tests.faults.hostile_files
 
 hosts: $(VENV)/.installed
 	$(call headline,two to four hosts that are network namespaces; links and hosts fail: six minutes)

@@ -4,8 +4,9 @@ import argparse
 import json
 from pathlib import Path
 
+from shardcore.domain.checkpoints.index import Index
 from shardcore.domain.errors import CheckpointError
-from shardcore.reporting.checkpoint import Inspection
+from shardcore.reporting.checkpoint import MOST_ROWS, Inspection
 
 DESCRIPTION = """\
 Works on checkpoints of save_checkpoint() and ShardedCheckpoint, in one process,
@@ -60,19 +61,19 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 
 
 def _inspect(options: argparse.Namespace) -> tuple[int, str]:
-    from shardcore.adapters.checkpoints import folders
-
-    path = _found(options.directory)
-    shown = Inspection(str(path), folders.read_index(path))
-    return 0, f"{json.dumps(shown.to_dict(), indent=2) if options.json else shown}\n"
+    path, index = _found(options.directory)
+    shown = Inspection(str(path), index)
+    if not options.json:
+        return 0, f"{shown}\n"
+    indent = 2 if len(index.variables) <= MOST_ROWS else None  # which is ten times slower
+    return 0, f"{json.dumps(shown.to_dict(), indent=indent)}\n"
 
 
 def _verify(options: argparse.Namespace) -> tuple[int, str]:
     from shardcore.adapters.checkpoints.store import FolderStore
 
-    path, store = _found(options.directory), FolderStore()
-    index = store.index(path)
-    with store.reading(path, index) as reader:
+    path, index = _found(options.directory)
+    with FolderStore().reading(path, index) as reader:
         reader.verify()
         for each in index.variables:
             reader.check(each, each.as_one_part)
@@ -97,10 +98,10 @@ def _convert(options: argparse.Namespace) -> tuple[int, str]:
     return 0, said
 
 
-def _found(directory: Path) -> Path:
+def _found(directory: Path) -> tuple[Path, Index]:
     from shardcore.adapters.checkpoints import folders
 
-    found = folders.find(directory)
+    found = folders.opened(directory)
     if found is None:
         raise CheckpointError(
             f"Expected a complete checkpoint or a folder of such, got {str(directory)!r}: give the "

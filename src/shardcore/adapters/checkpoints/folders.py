@@ -11,6 +11,8 @@ import os
 import re
 from pathlib import Path
 
+from shardcore.adapters.checkpoints import regular
+from shardcore.domain.checkpoints import bounds
 from shardcore.domain.checkpoints.index import Index, index_from
 from shardcore.domain.errors import CheckpointError
 
@@ -20,7 +22,6 @@ INDEX = "index.json"
 UNFINISHED = ".unfinished-"
 REPLACED = ".replaced-"
 _NAME = re.compile(rf"({re.escape(REPLACED)})?step-(\d{{8,18}})")
-_INDEX_LIMIT = 2**30  # bytes
 
 
 def path(directory: Path, step: int) -> Path:
@@ -61,25 +62,41 @@ def all_of(directory: Path) -> list[Path]:
 
 def latest(directory: Path) -> Path | None:
     """Returns the newest complete checkpoint, None without one."""
+    found = newest(directory)
+    return None if found is None else found[0]
+
+
+def newest(directory: Path) -> tuple[Path, Index] | None:
+    """Returns the newest complete checkpoint with its index, None without one."""
     for left in unfinished(directory):
         logger.warning("%s was not completed: it is skipped", left)
     for checkpoint in all_of(directory):
         try:
-            read_index(checkpoint)
+            return checkpoint, read_index(checkpoint)
         except CheckpointError as error:
             renamed = place(checkpoint)  # meanwhile, by the job that writes
             if renamed != checkpoint and is_complete(renamed):
-                return renamed
+                return renamed, read_index(renamed)
             logger.warning("%s is skipped: %s", checkpoint, error)
-        else:
-            return checkpoint
     return None
 
 
 def find(path: Path) -> Path | None:
     """Returns `path` if it is a folder with an index, else the newest complete one in it."""
-    checkpoint = place(path) if _NAME.fullmatch(path.name) else path
+    checkpoint = _named(path)
     return checkpoint if (checkpoint / INDEX).exists() else latest(path)
+
+
+def opened(path: Path) -> tuple[Path, Index] | None:
+    """Returns what `find` finds, with its index."""
+    checkpoint = _named(path)
+    if (checkpoint / INDEX).exists():
+        return checkpoint, read_index(checkpoint)
+    return newest(path)
+
+
+def _named(path: Path) -> Path:
+    return place(path) if _NAME.fullmatch(path.name) else path
 
 
 def unfinished(directory: Path) -> list[Path]:
@@ -103,11 +120,9 @@ def read_index(checkpoint: Path) -> Index:
         CheckpointError: If a file is missing or cut, or the index is damaged.
     """
     try:
-        if (checkpoint / INDEX).stat().st_size > _INDEX_LIMIT:
-            raise CheckpointError(f"Its index has more than {_INDEX_LIMIT} bytes.")
-        index = index_from((checkpoint / INDEX).read_text())
+        index = index_from(regular.read(checkpoint / INDEX, bounds.INDEX_BYTES))
         for file in index.files:
-            size = (checkpoint / file.name).stat().st_size
+            size = regular.check(checkpoint / file.name).st_size
             if size != file.size:
                 raise CheckpointError(f"File {file.name!r} has {size} bytes, not {file.size}.")
     except (OSError, ValueError) as error:

@@ -12,13 +12,15 @@ from pathlib import Path
 
 import attrs
 
+from shardcore.adapters.checkpoints import regular
+from shardcore.domain.checkpoints import bounds
 from shardcore.domain.checkpoints.grid import Box, runs
 from shardcore.domain.checkpoints.header import PREFIX, Entry, entries_of
 from shardcore.domain.checkpoints.index import DTYPES, StoredFile
 from shardcore.domain.errors import CheckpointError
 
-_HEADER_LIMIT = 100 * 2**20  # bytes, that of the package
 _READ_AT_ONCE = 2**22  # bytes
+_SHOWN = 200  # characters of an error
 
 
 def write(path: Path, header: bytes, contents: Iterable[memoryview]) -> StoredFile:
@@ -111,7 +113,7 @@ def opened(path: Path, checksum: str | None = None) -> Iterator[SafetensorsFile]
     Raises:
         CheckpointError: If it is not.
     """
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = regular.opened(path)
     try:
         if checksum is not None and _checksum_of(descriptor) != checksum:
             raise CheckpointError(
@@ -122,7 +124,7 @@ def opened(path: Path, checksum: str | None = None) -> Iterator[SafetensorsFile]
             entries = _entries(descriptor)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise CheckpointError(
-                f"File {str(path)!r} is no safetensors file ({error}): it is damaged, use another "
+                f"File {str(path)!r} is no safetensors file ({str(error)[:_SHOWN]}): it is damaged, use another "
                 "one."
             ) from None
         yield SafetensorsFile(path, entries, descriptor)
@@ -143,6 +145,6 @@ def _entries(descriptor: int) -> dict[str, Entry]:
     """Returns the tensors of a file."""
     size = os.fstat(descriptor).st_size
     length = int.from_bytes(os.pread(descriptor, PREFIX, 0), "little")
-    if length > min(size - PREFIX, _HEADER_LIMIT):
+    if length > min(size - PREFIX, bounds.HEADER_BYTES):
         raise CheckpointError(f"it has {size} bytes, its header {length}")
     return entries_of(os.pread(descriptor, length, PREFIX), size)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import attrs
 
-from shardcore.adapters.checkpoints import changes, safetensors
+from shardcore.adapters.checkpoints import changes, regular, safetensors
 from shardcore.adapters.job import process_group
 from shardcore.domain.checkpoints.header import header_of
 from shardcore.domain.checkpoints.index import StoredFile
@@ -25,6 +25,7 @@ from shardcore.ports.checkpoints import Commit, Content
 logger = logging.getLogger("shardcore.checkpoints")
 
 _POLL_SECONDS = 0.02
+_REPORT_BYTES = 2**16
 
 
 @attrs.define(eq=False)
@@ -156,7 +157,7 @@ class FileSave:
                     "checkpoint is given up. All hosts have to share the file system of the folder."
                 )
             time.sleep(_POLL_SECONDS)
-        return StoredFile(**json.loads(report.read_text()))
+        return StoredFile(**json.loads(regular.read(report, _REPORT_BYTES)))
 
 
 def write(folder: Path, rank: int, contents: Sequence[Content], commit: Commit | None) -> FileSave:

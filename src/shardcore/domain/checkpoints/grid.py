@@ -16,6 +16,8 @@ from shardcore.domain.layout import Layout
 from shardcore.domain.redistribution.exchange import Ranges
 from shardcore.domain.redistribution.segments import ranges_of
 
+_SHOWN = 200  # characters of cuts that are wrong
+
 
 @attrs.frozen
 class Box:
@@ -94,7 +96,7 @@ class Grid:
         if not fits:
             raise CheckpointError(
                 f"Expected per dim of shape {self.shape} the ascending beginnings of its pieces, "
-                f"0 first, got {self.cuts}."
+                f"0 first, got {str(self.cuts)[:_SHOWN]}."
             )
 
     @classmethod

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import attrs
 
+from shardcore.domain.checkpoints import bounds
 from shardcore.domain.checkpoints.index import DTYPES
 from shardcore.domain.errors import CheckpointError
 
@@ -55,14 +56,15 @@ def entries_of(header: bytes, size: int) -> dict[str, Entry]:
 
     Raises:
         CheckpointError: If they do not fill it, or a size is impossible.
-        ValueError: If the header is no JSON; KeyError or TypeError if it has other keys or values.
+        ValueError: If a list has another length.
+        KeyError: If a key is missing. TypeError: If a value is of another type.
 
     Example:
         >>> header = header_of([("a", "int8", (2,))])
         >>> entries_of(header[8:], len(header) + 2)
         {'a': Entry(dtype='int8', shape=(2,), begin=64)}
     """
-    found = json.loads(header.decode())
+    found = bounds.parsed(header, bounds.HEADER_BYTES)
     if not isinstance(found, dict):
         raise CheckpointError("its header is no dict")
     found.pop("__metadata__", None)
@@ -79,9 +81,12 @@ def entries_of(header: bytes, size: int) -> dict[str, Entry]:
 
 def _entry(content: Mapping[str, Any], data: int) -> Entry:
     """Returns a tensor of a header; the bytes of tensors begin at `data` in the file."""
-    shape, (begin, end) = tuple(content["shape"]), content["data_offsets"]
-    if not all(type(each) is int and each >= 0 for each in (*shape, begin, end)):
+    numbers, offsets = content["shape"], content["data_offsets"]
+    if not (bounds.are_numbers(numbers) and bounds.are_numbers(offsets)):
         raise CheckpointError("a size is no number")
+    shape, (begin, end) = tuple(numbers), offsets
+    if len(shape) > bounds.DIMS or min((*shape, begin, end)) < 0:
+        raise CheckpointError("a shape has too many dims, or a size is negative")
     entry = Entry(_NAMES[content["dtype"]], shape, data + begin)
     if entry.nbytes != end - begin:
         raise CheckpointError(f"{end - begin} bytes for {entry.dtype} of shape {shape}")

@@ -7,11 +7,12 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, cast
 
 import attrs
 
+from shardcore.domain.checkpoints import bounds
 from shardcore.domain.checkpoints.grid import Box, Grid, Held
 from shardcore.domain.errors import CheckpointError
 
@@ -64,11 +65,12 @@ class StoredFile:
     sha256: str
 
     def __attrs_post_init__(self) -> None:
-        if not _FILE.fullmatch(self.name):
+        if len(self.name) > 255 or not _FILE.fullmatch(self.name):
             raise CheckpointError(
-                f"File {self.name!r} of the index is no name of a .safetensors file in the folder."
+                f"File {self.name[:255]!r} of the index is no name of a .safetensors file in the "
+                "folder."
             )
-        if self.size < 0 or not _CHECKSUM.fullmatch(self.sha256):
+        if not 0 <= self.size <= bounds.NUMBER or not _CHECKSUM.fullmatch(self.sha256):
             raise CheckpointError(f"File {self.name!r} of the index has no size or no checksum.")
 
 
@@ -175,15 +177,16 @@ class Index:
 
     def to_text(self) -> str:
         """Returns the index as JSON: its checksum, and its content."""
-        content = attrs.asdict(self)
+        content = {name: getattr(self, name) for name in ("step", "mesh", "versions", "state")}
         content["variables"] = [_flat(each) for each in self.variables]
+        content["files"] = [attrs.asdict(each) for each in self.files]
         return json.dumps(
             {"shardcore_checkpoint": FORMAT, "sha256": _digest(content), "content": content},
             indent=1,
         )
 
 
-def index_from(text: str) -> Index:
+def index_from(text: bytes) -> Index:
     """Returns the index that `text` has, after all checks.
 
     Raises:
@@ -191,21 +194,25 @@ def index_from(text: str) -> Index:
 
     Example:
         >>> index = Index(3, "(data=2)", {}, (), (), {})
-        >>> index_from(index.to_text()) == index
+        >>> index_from(index.to_text().encode()) == index
         True
     """
     try:
-        kinds = {"shardcore_checkpoint": int, "sha256": str, "content": dict}
-        fields = _fields(json.loads(text), kinds)
-        checksum = _digest(fields["content"])
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"The index is no JSON ({error}): {_REMEDY}.") from None
-    if fields["shardcore_checkpoint"] != FORMAT:
+        found = bounds.parsed(text, bounds.INDEX_BYTES)
+    except CheckpointError as error:
+        raise CheckpointError(f"The index cannot be read: {error}; {_REMEDY}.") from None
+    kinds = {"shardcore_checkpoint": int, "sha256": str, "content": dict}
+    fields = _fields(found, kinds)
+    number = fields["shardcore_checkpoint"]
+    if number != FORMAT:
+        said = number if abs(number) < bounds.NUMBER else "another"
         raise CheckpointError(
-            f"The index has format {fields['shardcore_checkpoint']}, but this release of shardcore "
-            f"reads format {FORMAT}: read it with the release that wrote it."
+            f"The index has format {said}, but this release of shardcore reads format {FORMAT}: "
+            "read it with the release that wrote it."
         )
-    if fields["sha256"] != checksum:
+    for what in ("variable", "file"):  # before the rest, which takes ten times as long
+        _refuse_twice(what, _names_in(fields["content"].get(f"{what}s")))
+    if fields["sha256"] != _digest(fields["content"]):
         raise CheckpointError(
             f"The index was changed after it was written: its checksum differs; {_REMEDY}."
         )
@@ -217,12 +224,17 @@ def _index(content: object) -> Index:
         "step": int, "mesh": str, "versions": dict, "variables": list, "files": list, "state": dict,
     }  # fmt: skip
     fields = _fields(content, kinds)
+    _check_texts([fields["mesh"], *fields["versions"], *fields["versions"].values()])
+    if not 0 <= fields["step"] <= bounds.NUMBER:
+        raise CheckpointError(f"Expected a step of at least 0 and below 2**63: {_REMEDY}.")
+    if bounds.is_nested_deeper(fields["state"]):
+        raise CheckpointError(f"The state in the index is nested too deep: {_REMEDY}.")
     fields["variables"] = tuple(map(_variable, fields["variables"]))
     kinds = {"name": str, "size": int, "sha256": str}
     fields["files"] = tuple(StoredFile(**_fields(each, kinds)) for each in fields["files"])
     index = Index(**fields)
     for each in index.variables:
-        if not all(0 <= number < len(index.files) for number in each.files):
+        if min(each.files) < 0 or max(each.files) >= len(index.files):
             raise CheckpointError(f"Variable {each} is in a file that the index has not.")
     if index.nbytes > sum(file.size for file in index.files):
         raise CheckpointError(f"The variables have more bytes than the files: {_REMEDY}.")
@@ -244,6 +256,9 @@ def _variable(content: object) -> StoredVariable:
         content, kinds | dict.fromkeys(("shape", "cuts", "files"), list)
     )
     name = fields["name"]
+    _check_texts([fields[key] for key in ("name", "path", "group", "dtype", "layout")])
+    if len(fields["shape"]) > bounds.DIMS:
+        raise CheckpointError(f"Variable {name!r} has more than {bounds.DIMS} dims: {_REMEDY}.")
     shape, files = _numbers(fields.pop("shape"), name), _numbers(fields.pop("files"), name)
     cuts = tuple(_numbers(each, name) for each in fields.pop("cuts"))
     try:
@@ -252,10 +267,16 @@ def _variable(content: object) -> StoredVariable:
         raise CheckpointError(f"Variable {name!r} of the index: {error}") from None
 
 
+def _names_in(content: object) -> list[str]:
+    """Returns the names in a list of the index, as far as they are texts."""
+    fields = [each for each in content if isinstance(each, dict)] if type(content) is list else []
+    return [each["name"] for each in fields if isinstance(each.get("name"), str)]
+
+
 def _refuse_twice(what: str, names: list[str]) -> None:
-    if len(set(names)) < len(names):
-        twice = next(name for number, name in enumerate(names) if name in names[:number])
-        raise CheckpointError(f"The index has {what} {twice!r} twice: {_REMEDY}.")
+    twice = bounds.repeated(names)
+    if twice is not None:
+        raise CheckpointError(f"The index has {what} {twice[:200]!r} twice: {_REMEDY}.")
 
 
 def _fields(content: object, kinds: Mapping[str, type]) -> dict[str, Any]:
@@ -272,12 +293,22 @@ def _fields(content: object, kinds: Mapping[str, type]) -> dict[str, Any]:
 
 
 def _numbers(content: object, name: str) -> tuple[int, ...]:
-    if type(content) is not list or not all(type(each) is int for each in content):
+    if not bounds.are_numbers(content):
         raise CheckpointError(f"Expected lists of numbers for variable {name!r} in the index.")
-    return tuple(content)
+    return tuple(cast("list[int]", content))
+
+
+def _check_texts(texts: Iterable[object]) -> None:
+    if not all(type(text) is str and len(text) <= bounds.NAME for text in texts):
+        raise CheckpointError(
+            f"Expected texts of at most {bounds.NAME} characters in the index: {_REMEDY}."
+        )
 
 
 def _digest(content: object) -> str:
     """Returns the checksum of `content`, however its JSON is laid out."""
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    try:
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    except RecursionError:
+        raise CheckpointError(f"The index is nested too deep: {_REMEDY}.") from None
     return hashlib.sha256(text.encode()).hexdigest()

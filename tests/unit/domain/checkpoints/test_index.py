@@ -22,7 +22,7 @@ INDEX = Index(7, "(data=2)", {"keras": "3.15.1"}, (variable(),), FILES, {"user":
 
 
 def test_an_index_is_read_as_it_was_written():
-    assert index_from(INDEX.to_text()) == INDEX
+    assert index_from(INDEX.to_text().encode()) == INDEX
     assert INDEX.nbytes == 96
 
 
@@ -66,7 +66,7 @@ CHANGES = {
 def test_an_index_that_cannot_be_is_refused(name):
     change, message = CHANGES[name]
     with pytest.raises(CheckpointError, match=message):
-        index_from(edited(change))
+        index_from(edited(change).encode())
 
 
 @pytest.mark.parametrize(
@@ -74,12 +74,12 @@ def test_an_index_that_cannot_be_is_refused(name):
 )
 def test_a_text_that_is_no_index_is_refused(text):
     with pytest.raises(CheckpointError):
-        index_from(text)
+        index_from(text.encode())
 
 
 def test_a_changed_number_is_seen():
     with pytest.raises(CheckpointError, match="changed after it was written"):
-        index_from(INDEX.to_text().replace('"step": 7', '"step": 8'))
+        index_from(INDEX.to_text().replace('"step": 7', '"step": 8').encode())
 
 
 def test_a_state_that_is_no_json_is_refused():

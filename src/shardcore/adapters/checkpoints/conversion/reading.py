@@ -1,8 +1,8 @@
 """The sources of a conversion: checkpoints, safetensors files, and Keras' weight files."""
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,15 @@ import attrs
 import h5py
 import numpy as np
 
-from shardcore.adapters.checkpoints import folders, safetensors
+from shardcore.adapters.checkpoints import folders, regular, safetensors
 from shardcore.adapters.checkpoints.store import FolderStore
+from shardcore.domain.checkpoints import bounds
 from shardcore.domain.checkpoints.grid import Box
 from shardcore.domain.checkpoints.index import DTYPES, StoredVariable
 from shardcore.domain.errors import CheckpointError
 from shardcore.ports.checkpoints import Reader
+
+_DATASETS = 10**6
 
 
 @attrs.frozen(eq=False)
@@ -92,11 +95,21 @@ def _checkpoint(path: Path, stack: ExitStack) -> Source:
 
 def _stored(reader: Reader, variable: StoredVariable) -> Callable[[], memoryview]:
     def read() -> memoryview:
-        target = memoryview(bytearray(variable.nbytes))
+        target = _array(variable.name, variable.nbytes)
         reader.read(variable, variable.as_one_part, variable.shape, target)
         return target
 
     return read
+
+
+def _array(name: str, nbytes: int) -> memoryview:
+    """Returns memory for a variable."""
+    try:
+        return memoryview(bytearray(nbytes))
+    except MemoryError:
+        raise CheckpointError(
+            f"{name!r} has {nbytes} bytes, for which this host has no memory."
+        ) from None
 
 
 def _safetensors(paths: Iterable[Path], path: Path, stack: ExitStack) -> Source:
@@ -113,7 +126,7 @@ def _of_entry(name: str, file: safetensors.SafetensorsFile) -> Variable:
     whole = Box((0,) * len(entry.shape), entry.shape)
 
     def read() -> memoryview:
-        target = memoryview(bytearray(entry.nbytes))
+        target = _array(name, entry.nbytes)
         file.read(entry, whole, target, entry.shape, whole)
         return target
 
@@ -124,10 +137,15 @@ def _weights(path: Path, stack: ExitStack) -> Source:
     """Opens weights of Keras: one file, or the files that a .weights.json lists."""
     paths = [path] if path.suffix == ".h5" else [path.with_name(each) for each in _parts(path)]
     try:
+        for each in paths:
+            regular.check(each)
         files = [stack.enter_context(h5py.File(each, "r")) for each in paths]
-        found = [(name, each) for file in files for name, each in _datasets(file)]
+        datasets = (each for file in files for each in _datasets(file, set()))
+        found = list(islice(datasets, _DATASETS + 1))
+        if len(found) > _DATASETS:
+            raise CheckpointError(f"{str(path)!r} has more than {_DATASETS} variables.")
         variables = tuple(_of_dataset(name, each) for name, each in found)
-    except (OSError, KeyError, RuntimeError, TypeError) as error:
+    except (OSError, KeyError, RuntimeError, TypeError, UnicodeError) as error:
         raise CheckpointError(f"{str(path)!r} is no file of Keras' weights: {error}") from None
     _refuse_twice([name for name, _ in found], path)
     return Source(variables)
@@ -136,7 +154,8 @@ def _weights(path: Path, stack: ExitStack) -> Source:
 def _parts(path: Path) -> list[str]:
     """Returns the names of the files in the weight map of a .weights.json."""
     try:
-        found = json.loads(path.read_text())["weight_map"].values()
+        content: Any = bounds.parsed(regular.read(path, bounds.HEADER_BYTES), bounds.HEADER_BYTES)
+        found = content["weight_map"].values()
         names = {name for each in found for name in ([each] if isinstance(each, str) else each)}
         if all(isinstance(name, str) and Path(name).name == name for name in names):
             return sorted(names)
@@ -151,13 +170,17 @@ def _parts(path: Path) -> list[str]:
     )
 
 
-def _datasets(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the datasets below a group. Links to other files are refused."""
+def _datasets(group: Any, seen: set[int], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the datasets below a group. Links to other files are refused, and second ones."""
+    address = h5py.h5o.get_info(group.id).addr
+    if address in seen or prefix.count("/") > bounds.NESTING:
+        raise CheckpointError(f"{prefix[:80]!r} is linked twice, or nested too deep.")
+    seen.add(address)
     for name in group:
         path = f"{prefix}{name}"
         item = group[name] if isinstance(group.get(name, getlink=True), h5py.HardLink) else None
         if isinstance(item, h5py.Group):
-            yield from _datasets(item, f"{path}/")
+            yield from _datasets(item, seen, f"{path}/")
         elif isinstance(item, h5py.Dataset) and not item.external and not item.is_virtual:
             yield path, item
         else:
@@ -168,7 +191,8 @@ def _of_dataset(name: str, dataset: Any) -> Variable:
     dtype = str(dataset.attrs.get("dtype", dataset.dtype))
     if dtype not in DTYPES:
         raise CheckpointError(
-            f"{name!r} has dtype {dtype}, expected one of {', '.join(DTYPES)}: cast it first."
+            f"{name!r} has dtype {dtype[:80]!r}, expected one of {', '.join(DTYPES)}: cast it "
+            "first."
         )
     nbytes = int(np.prod(dataset.shape, dtype=object)) * DTYPES[dtype][1]
     if dataset.dtype.itemsize != DTYPES[dtype][1] or dataset.id.get_storage_size() < nbytes:
@@ -189,8 +213,8 @@ def group_of(name: str) -> str:
 
 
 def _refuse_twice(names: list[str], path: Path) -> None:
-    if len(set(names)) < len(names):
-        twice = next(name for number, name in enumerate(names) if name in names[:number])
+    twice = bounds.repeated(names)
+    if twice is not None:
         raise CheckpointError(
             f"Expected each variable once in {str(path)!r}, but {twice!r} is there twice: remove "
             "the file that does not belong to this model."

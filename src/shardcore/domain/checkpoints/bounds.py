@@ -1,0 +1,89 @@
+"""The bounds of what a file may say. They are far above those of any model.
+
+A file may be made to take memory or time. So its text is counted before it is parsed, and its
+numbers and names are bounded before they are used.
+"""
+
+import json
+from collections.abc import Iterable
+from typing import Final
+
+from shardcore.domain.errors import CheckpointError
+
+INDEX_BYTES: Final = 2**27  # a hundred thousand variables of eight pieces take a third
+HEADER_BYTES: Final = 2**26
+# The values of a text: an empty list, which takes 3 bytes of it, takes 64 in memory.
+VALUES: Final = 2**22 * 3 // 2
+DIMS: Final = 64  # those of NumPy and torch
+NUMBER: Final = 2**63 - 1
+NAME: Final = 4096  # characters
+NESTING: Final = 64
+
+
+def parsed(text: bytes, most: int) -> object:
+    """Returns the value of a JSON text of at most `most` bytes.
+
+    Raises:
+        CheckpointError: If it has more bytes or values, or is no JSON.
+
+    Example:
+        >>> parsed(b'{"shape": [2]}', 100)
+        {'shape': [2]}
+    """
+    if len(text) > most:
+        raise CheckpointError(f"it has more than {most} bytes")
+    # Commas and brackets in names count too. Strings have quotes besides.
+    values = sum(map(text.count, (b",", b"[", b"{"))) + text.count(b'"') // 4
+    if values > VALUES:
+        raise CheckpointError(f"it has more than {VALUES} values")
+    try:
+        return json.loads(text.decode())
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"it is no JSON ({error})") from None
+
+
+def are_numbers(content: object) -> bool:
+    """Returns whether `content` is a list of numbers, none of which is too large.
+
+    Example:
+        >>> are_numbers([1, 2]), are_numbers([True]), are_numbers([10**1000])
+        (True, False, False)
+    """
+    return (
+        type(content) is list
+        and set(map(type, content)) <= {int}
+        and max(content, default=0) <= NUMBER
+        and min(content, default=0) >= -NUMBER
+    )
+
+
+def repeated(names: list[str]) -> str | None:
+    """Returns the first name that is there twice, None if none is.
+
+    Example:
+        >>> repeated(["a", "b", "b", "a"])
+        'b'
+    """
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
+
+
+def is_nested_deeper(content: object, most: int = NESTING) -> bool:
+    """Returns whether lists and dicts in `content` are nested deeper than `most`.
+
+    Example:
+        >>> is_nested_deeper({"a": [1]}, 2), is_nested_deeper({"a": [[]]}, 2)
+        (False, True)
+    """
+    level: list[object] = [content]
+    for _ in range(most):
+        level = [value for outer in level for value in _values(outer)]
+    return any(isinstance(value, dict | list) for value in level)
+
+
+def _values(outer: object) -> Iterable[object]:
+    return outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ()
