@@ -1,12 +1,12 @@
 """Warnings about the fall-back, which runs an operator on full operands on every rank."""
 
-import logging
 from typing import Any
 
 from shardcore.adapters import torch_private
 from shardcore.ports.measurement.trace_context import layer_scope
+from shardcore.reporting.logs import log_of
 
-logger = logging.getLogger("shardcore.operators")
+logger = log_of("operators")
 
 # Operands of at most so many bytes cost nothing worth a warning.
 _SMALL = 1024

@@ -11,10 +11,10 @@ from shardcore.bootstrap import environment, plugins, self_check
 from shardcore.domain.errors import EnvironmentProblem, StrategyError
 from shardcore.ports.strategy import StrategyEntry
 from shardcore.reporting.errors import show_user_frames
-from shardcore.reporting.logs import configure
+from shardcore.reporting.logs import configure, log_of
 from shardcore.reporting.status import Status
 
-logger = logging.getLogger("shardcore.install")
+logger = log_of("install")
 
 
 @attrs.frozen(eq=False)

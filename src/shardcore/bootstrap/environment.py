@@ -1,7 +1,6 @@
 """The Keras backend, and the versions of Keras and torch that are installed."""
 
 import importlib.util
-import logging
 import os
 import platform
 import re
@@ -11,8 +10,9 @@ from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 
 from shardcore.domain.errors import EnvironmentProblem
+from shardcore.reporting.logs import log_of
 
-logger = logging.getLogger("shardcore.install")
+logger = log_of("install")
 
 # The oldest and the newest release of each package with which the tests were run.
 TESTED = {"keras": ("3.13", "3.16"), "torch": ("2.11", "2.15")}

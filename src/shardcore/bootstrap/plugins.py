@@ -1,7 +1,6 @@
 """Strategies and policies that packages offer, and the choice of one."""
 
 import inspect
-import logging
 from collections.abc import Collection, Mapping
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
@@ -16,8 +15,9 @@ from shardcore.domain.errors import PluginError, PolicyError, ShardcoreError, St
 from shardcore.ports import hookspecs, policy, strategy
 from shardcore.ports.policy import PolicyEntry
 from shardcore.ports.strategy import StrategyEntry
+from shardcore.reporting.logs import log_of
 
-logger = logging.getLogger("shardcore.install")
+logger = log_of("install")
 
 E = TypeVar("E", StrategyEntry, PolicyEntry)
 

@@ -21,6 +21,7 @@ from shardcore.cli.arguments import (
 )
 from shardcore.cli.scripts import BATCH, build_model, function_of, load_script
 from shardcore.domain.errors import ShardcoreError
+from shardcore.domain.text import printable
 from shardcore.reporting.errors import show_user_frames
 from shardcore.reporting.explanation import Explanation
 from shardcore.reporting.machine import MachineReport
@@ -54,11 +55,11 @@ def _run(arguments: Sequence[str] | None) -> int:
         _print(result)
         return code
     except UsageError as error:
-        words.exit(2, f"{words.prog}: error: {error}\n")
+        words.exit(2, printable(f"{words.prog}: error: {error}\n"))
     except ShardcoreError as error:
         if bootstrap.is_installed() and bootstrap.installation().processes.has_others:
             raise  # an uncaught error is what ends the other ranks
-        words.exit(1, f"{words.prog}: {error}\n")
+        words.exit(1, printable(f"{words.prog}: {error}\n"))
     except Exception:
         show_user_frames()  # as a rule it is an error of the script
         raise
@@ -67,7 +68,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 def _print(text: str) -> None:
     """Prints `text`; a reader that has gone, such as `head`, is no error."""
     try:
-        sys.stdout.write(text)
+        sys.stdout.write(printable(text))
         sys.stdout.flush()
     except BrokenPipeError:
         # The interpreter flushes once more when it exits.

@@ -1,8 +1,13 @@
 """Every error that shardcore raises on purpose, under one root."""
 
+from shardcore.domain.text import printable
+
 
 class ShardcoreError(Exception):
-    """The root of all errors of this package."""
+    """The root of all errors of this package. Its message may be printed as it is."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(printable(each) if isinstance(each, str) else each for each in args))
 
 
 class MeshError(ShardcoreError, ValueError):

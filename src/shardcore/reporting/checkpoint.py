@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shardcore.domain.checkpoints.index import Index, StoredVariable
+from shardcore.domain.text import printable
 from shardcore.reporting.tables import Column, Shown, build, human_bytes
 
 COLUMNS = (
@@ -70,7 +71,8 @@ class Inspection(Shown):
         table = build(title, COLUMNS, [*rows, (), last], width)
         versions = ", ".join(f"{name} {version}" for name, version in index.versions.items())
         sizes = human_bytes(sum(file.size for file in index.files))
-        table.caption = Text(f"{len(index.files)} files, {sizes}\n{versions}".rstrip())
+        caption = f"{len(index.files)} files, {sizes}\n{versions}"
+        table.caption = Text(printable(caption.rstrip()))
         return table
 
 

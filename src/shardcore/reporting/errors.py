@@ -10,6 +10,7 @@ from traceback import walk_stack
 from types import FrameType, TracebackType
 
 from shardcore.domain.errors import RankFailed
+from shardcore.domain.text import printable
 
 PACKAGE = str(Path(__file__).parents[1])
 LIBRARIES = ("site-packages", "dist-packages", str(Path(logging.__file__).parents[1]), "<frozen")
@@ -60,7 +61,7 @@ def say(text: str) -> None:
 
     Control characters, which may be of another rank, do not reach the terminal.
     """
-    text = "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in text)
+    text = printable(text)
     with suppress(OSError):  # standard error is closed
         sys.stderr.write(text)
         sys.stderr.flush()

@@ -9,9 +9,31 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
+from typing import Any
+
+from shardcore.domain.text import printable
 
 VARIABLE = "SHARDCORE_LOG"
 LEVELS = ("debug", "info", "warning", "error")
+
+
+class Log(logging.LoggerAdapter[logging.Logger]):
+    """The log of a subject. What it is given of names and errors is printable, for any handler."""
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        """Logs a message."""
+        if self.isEnabledFor(level):
+            kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1
+            super().log(level, printable(str(msg)), *map(_printable, args), **kwargs)
+
+
+def log_of(subject: str) -> Log:
+    """Returns the log of a subject, such as "checkpoints"."""
+    return Log(logging.getLogger(f"shardcore.{subject}"), {})
+
+
+def _printable(value: object) -> object:
+    return value if isinstance(value, int | float) else printable(str(value))
 
 
 def configure(rank: Callable[[], int]) -> Callable[[], None]:

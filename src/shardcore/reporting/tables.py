@@ -12,6 +12,8 @@ from rich.console import Console, ConsoleOptions
 from rich.table import Table
 from rich.text import Text
 
+from shardcore.domain.text import printable
+
 # The least room for the first column, and the most for another one, in a table that is narrowed.
 FIRST, OTHER = 22, 18
 
@@ -43,10 +45,10 @@ def build(
         rows: Their cells.
         width: The columns of text that it may take, None for any number.
     """
-    rows = list(rows)
+    rows = [tuple(map(printable, row)) for row in rows]
     below = [n for n, each in enumerate(columns) if width and each.narrow == "below"]
     kept = [n for n, each in enumerate(columns) if not width or each.narrow == "keep"]
-    table, room = Table(title=title), 0
+    table, room = Table(title=Text(printable(title), style="table.title")), 0
     if width:
         cells = [[columns[n].name, *(row[n] for row in rows if row)] for n in kept[1:]]
         taken = sum(min(OTHER, max(map(len, each))) for each in cells)

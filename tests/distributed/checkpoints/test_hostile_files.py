@@ -1,5 +1,6 @@
 """Files of a checkpoint that were made to do harm: a part of `tests.faults.hostile_files`."""
 
+import json
 import os
 import shutil
 
@@ -10,7 +11,7 @@ from shardcore import cli
 from shardcore.domain.errors import CheckpointError
 from shardcore.testing import run_ranks
 from tests.distributed.checkpoints.checkpointed import COLUMNS, build, distribute
-from tests.faults import hostile_files
+from tests.faults import forgeries, hostile_files
 
 
 def test_forged_files_are_read_or_an_error_within_seconds():
@@ -66,3 +67,44 @@ def test_a_file_of_keras_that_links_to_itself_or_is_a_pipe_is_an_error(tmp_path,
             cli.main(["checkpoint", "convert", str(tmp_path / name), str(tmp_path / "to")])
         assert ended.value.code == 1
         assert message in capsys.readouterr().err
+
+
+ESCAPE = "\x1b[31m\x1b]0;owned\x07\u202e"
+
+
+def test_no_escape_sequence_of_a_file_or_a_folder_reaches_the_terminal_or_the_log(
+    tmp_path, capsys, caplog
+):
+    import h5py
+
+    folder = tmp_path / f"job{ESCAPE}" / hostile_files.STEP
+    folder.parent.mkdir()
+    forgeries.make(folder)
+    found = json.loads((folder / "index.json").read_text())
+    variable = found["content"]["variables"][0]
+    variable |= {"path": ESCAPE, "layout": ESCAPE, "group": ESCAPE}
+    found["content"] |= {"mesh": ESCAPE, "versions": {ESCAPE: ESCAPE}}
+    forgeries.sign(folder, found)
+    assert cli.main(["checkpoint", "inspect", str(folder)]) == 0
+    assert cli.main(["checkpoint", "inspect", "--json", str(folder)]) == 0
+    assert cli.main(["checkpoint", "verify", str(folder)]) == 0
+    target = tmp_path / "to.safetensors"
+    assert cli.main(["checkpoint", "convert", str(folder), str(target)]) == 0
+
+    with h5py.File(tmp_path / "a.weights.h5", "w") as file:
+        file.create_dataset(f"vars/{ESCAPE}", data=[1.0]).attrs["dtype"] = ESCAPE
+    (folder.parent / "step-00000002").mkdir()
+    (folder.parent / f".unfinished-{ESCAPE}step-00000003").mkdir()
+    (folder.parent / "step-00000002" / "index.json").write_text(ESCAPE)
+    assert cli.main(["checkpoint", "inspect", str(folder.parent)]) == 0
+    for source in (tmp_path / "a.weights.h5", folder.parent / "step-00000002", tmp_path / ESCAPE):
+        with pytest.raises(SystemExit):
+            cli.main(["checkpoint", "convert", str(source), str(tmp_path / "to")])
+    assert "was not completed" in caplog.text
+    assert "is skipped" in caplog.text
+    printed = capsys.readouterr()
+    for shown in (printed.out, printed.err, caplog.text):
+        assert shown
+        assert all(char.isprintable() or char in "\n\t" for char in shown)
+    assert "\ufffd" in printed.out
+    assert "\ufffd" in caplog.text

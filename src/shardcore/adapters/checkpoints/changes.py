@@ -4,7 +4,6 @@ At every moment a complete checkpoint of each step that had one exists, under on
 Folders are renamed, and nothing else is asked of the file system.
 """
 
-import logging
 import os
 import shutil
 from pathlib import Path
@@ -13,8 +12,9 @@ from shardcore.adapters.checkpoints import folders
 from shardcore.adapters.checkpoints.folders import INDEX, UNFINISHED
 from shardcore.domain.checkpoints.index import Index
 from shardcore.ports.checkpoints import Lease
+from shardcore.reporting.logs import log_of
 
-logger = logging.getLogger("shardcore.checkpoints")
+logger = log_of("checkpoints")
 
 
 def begin(lease: Lease, step: int) -> Path:

@@ -6,7 +6,6 @@ that was complete before is `.replaced-step-00000012` until then: after a crash 
 renames it still is the checkpoint of this step.
 """
 
-import logging
 import os
 import re
 from pathlib import Path
@@ -15,8 +14,9 @@ from shardcore.adapters.checkpoints import regular
 from shardcore.domain.checkpoints import bounds
 from shardcore.domain.checkpoints.index import Index, index_from
 from shardcore.domain.errors import CheckpointError
+from shardcore.reporting.logs import log_of
 
-logger = logging.getLogger("shardcore.checkpoints")
+logger = log_of("checkpoints")
 
 INDEX = "index.json"
 UNFINISHED = ".unfinished-"

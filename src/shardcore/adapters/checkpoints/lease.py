@@ -7,7 +7,6 @@ the file system: clocks of hosts differ.
 """
 
 import errno
-import logging
 import os
 import secrets
 import shutil
@@ -19,8 +18,9 @@ import attrs
 
 from shardcore.adapters.checkpoints.owner import Owner
 from shardcore.domain.errors import CheckpointError
+from shardcore.reporting.logs import log_of
 
-logger = logging.getLogger("shardcore.checkpoints")
+logger = log_of("checkpoints")
 
 LEASE = ".lease"
 _PREPARED = ".lease-"

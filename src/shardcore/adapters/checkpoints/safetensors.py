@@ -123,8 +123,9 @@ def opened(path: Path, checksum: str | None = None) -> Iterator[SafetensorsFile]
         try:
             entries = _entries(descriptor)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
+            why = str(error)[:_SHOWN]
             raise CheckpointError(
-                f"File {str(path)!r} is no safetensors file ({str(error)[:_SHOWN]}): it is damaged, use another "
+                f"File {str(path)!r} is no safetensors file ({why}): it is damaged, use another "
                 "one."
             ) from None
         yield SafetensorsFile(path, entries, descriptor)

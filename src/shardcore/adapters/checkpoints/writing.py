@@ -5,7 +5,6 @@ One rank waits for all reports, writes the index, and renames the folder.
 """
 
 import json
-import logging
 import os
 import threading
 import time
@@ -21,8 +20,9 @@ from shardcore.domain.checkpoints.header import header_of
 from shardcore.domain.checkpoints.index import StoredFile
 from shardcore.domain.errors import CheckpointError
 from shardcore.ports.checkpoints import Commit, Content
+from shardcore.reporting.logs import log_of
 
-logger = logging.getLogger("shardcore.checkpoints")
+logger = log_of("checkpoints")
 
 _POLL_SECONDS = 0.02
 _REPORT_BYTES = 2**16

@@ -1,6 +1,5 @@
 """The cores of a host, which its ranks divide: together they have a thread for each core."""
 
-import logging
 import os
 import socket
 from pathlib import Path
@@ -8,8 +7,9 @@ from pathlib import Path
 import torch
 
 from shardcore.adapters.job import devices, exchange, process_group
+from shardcore.reporting.logs import log_of
 
-logger = logging.getLogger("shardcore.install")
+logger = log_of("install")
 
 _VARIABLE = "OMP_NUM_THREADS"
 

@@ -3,7 +3,6 @@
 The states of a step, and what leads from one to another, are in `domain.steps.capture`.
 """
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -35,8 +34,9 @@ from shardcore.domain.steps.capture import (
     TracesDiffer,
 )
 from shardcore.ports.capture import Program, RecordedSums, StepCapture, StepTrace
+from shardcore.reporting.logs import log_of
 
-logger = logging.getLogger("shardcore.capture")
+logger = log_of("capture")
 
 # After so many seconds it is said what takes them.
 _PATIENCE = 2.0

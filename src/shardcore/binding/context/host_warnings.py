@@ -1,12 +1,12 @@
 """Warnings about mesh axes of the model that cross hosts, each given once."""
 
-import logging
 from collections.abc import Collection, Sequence
 
 from shardcore.domain.machines.hosts import crossing
 from shardcore.ports.world import World
+from shardcore.reporting.logs import log_of
 
-logger = logging.getLogger("shardcore.session")
+logger = log_of("session")
 
 
 def warn_of_hosts(

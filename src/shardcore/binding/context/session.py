@@ -1,6 +1,5 @@
 """Sessions: the state of a Keras distribution on this process, with its mesh and strategy."""
 
-import logging
 import threading
 import weakref
 from collections.abc import Iterator
@@ -25,8 +24,9 @@ from shardcore.domain.spec import entry_axes
 from shardcore.ports import contract
 from shardcore.ports.strategy import NewVariable, StrategyEntry
 from shardcore.ports.world import Processes, World
+from shardcore.reporting.logs import log_of
 
-logger = logging.getLogger("shardcore.session")
+logger = log_of("session")
 
 
 @attrs.frozen(eq=False)

@@ -6,7 +6,6 @@ an array, of which Keras makes a new tensor at each use. shardcore keeps both, b
 tensor first, since a rank would change its own rows only.
 """
 
-import logging
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
@@ -20,8 +19,9 @@ from shardcore.binding.types import Original
 from shardcore.domain.errors import LayoutError, RankMismatchError
 from shardcore.domain.layout import Layout
 from shardcore.domain.spec import named_axes
+from shardcore.reporting.logs import log_of
 
-logger = logging.getLogger("shardcore.batches")
+logger = log_of("batches")
 
 
 def distribute(data: object, session: Session) -> Any:

@@ -1,6 +1,5 @@
 """Reports and warnings about the rules of the layout map that variables and outputs got."""
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,8 +14,9 @@ from shardcore.binding.planning.plan import Plan
 from shardcore.domain.layout import Layout
 from shardcore.domain.paths.report import RulesReport
 from shardcore.domain.paths.rules import Match
+from shardcore.reporting.logs import log_of
 
-logger = logging.getLogger("shardcore.rules")
+logger = log_of("rules")
 
 
 def rules_report(model: Model, session: Session) -> RulesReport | None:

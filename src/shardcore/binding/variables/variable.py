@@ -1,6 +1,5 @@
 """Patches: the torch `Variable`, whose tensor the strategy stores, and its conversion to NumPy."""
 
-import logging
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -20,8 +19,9 @@ from shardcore.domain.errors import StrategyError
 from shardcore.domain.layout import Layout
 from shardcore.ports import contract
 from shardcore.ports.strategy import NewVariable
+from shardcore.reporting.logs import log_of
 
-logger = logging.getLogger("shardcore.variables")
+logger = log_of("variables")
 
 
 def keep_layout(

@@ -1,6 +1,5 @@
 """The blocks of a model that repeat under the rules of a plan, so that some of them show all."""
 
-import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import ceil
@@ -16,8 +15,9 @@ from shardcore.domain.steps.held_weights import PER_USE, WeightSize, size_of
 from shardcore.domain.steps.larger_mesh import RankStep
 from shardcore.domain.steps.runs import Run
 from shardcore.ports.model import LayerFacts, VariableFacts
+from shardcore.reporting.logs import log_of
 
-logger = logging.getLogger("shardcore.plan")
+logger = log_of("plan")
 
 Rules = PathRules[tuple[DimSpec, ...]]
 

@@ -6,7 +6,6 @@ each layout: the first rank of simulated ranks, which lays the model out. The pr
 names and the seeds of the caller stay as they are.
 """
 
-import logging
 import multiprocessing
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +27,7 @@ from shardcore.domain.steps.runs import Run
 from shardcore.policies.candidates import Candidate
 from shardcore.policies.rules import Planned
 from shardcore.ports.model import LayerFacts
+from shardcore.reporting.logs import log_of
 
 if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from shardcore.binding.inspection.traced_step import Blocks
     from shardcore.binding.inspection.without_values import BuiltModel
 
-logger = logging.getLogger("shardcore.plan")
+logger = log_of("plan")
 
 # After so many seconds the progress is logged.
 _PATIENCE = 2.0

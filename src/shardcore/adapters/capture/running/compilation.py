@@ -1,6 +1,5 @@
 """Compiles a captured step with Inductor."""
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,8 +11,9 @@ from shardcore.adapters.capture.passes import improved_for_compiler
 from shardcore.adapters.capture.running.generated import graph_of
 from shardcore.adapters.capture.trace.trace import Literals, Trace
 from shardcore.adapters.failure import heartbeats
+from shardcore.reporting.logs import log_of
 
-logger = logging.getLogger("shardcore.capture")
+logger = log_of("capture")
 
 # The lines of collectives that an error names at most.
 _MOST_LINES = 4

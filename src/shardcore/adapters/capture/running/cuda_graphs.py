@@ -6,7 +6,6 @@ that all ranks record together, so one that cannot ends with an error.
 """
 
 import atexit
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -30,8 +29,9 @@ from shardcore.adapters.capture.trace.trace import (
 )
 from shardcore.adapters.torch_private import unnamed_operators
 from shardcore.domain.errors import EnvironmentProblem
+from shardcore.reporting.logs import log_of
 
-logger = logging.getLogger("shardcore.capture")
+logger = log_of("capture")
 
 VARIABLE = "SHARDCORE_CUDA_GRAPHS"
 WITH_COLLECTIVES = "nccl"
