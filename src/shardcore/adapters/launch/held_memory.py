@@ -1,12 +1,13 @@
 """The memory of CUDA devices that this process holds, while its ranks use them."""
 
 import gc
-import logging
 import sys
 from collections.abc import Iterator
 from typing import Any
 
-logger = logging.getLogger("shardcore.launch")
+from shardcore.reporting.logs import log_of
+
+logger = log_of("launch")
 
 # Less is not worth a line.
 _LEAST = 64 * 2**20
