@@ -1,4 +1,4 @@
-"""Nothing goes to a terminal, or into the log, around `domain.text.printable`.
+"""Nothing goes to a terminal, or into the log, around `domain.errors.printable`.
 
 Logs are made by `reporting.logs.log_of`, errors are of `ShardcoreError`, which cleans its message,
 and a few functions print, after they have cleaned. This reads each module for other ways.
@@ -21,7 +21,7 @@ ALLOWED = {
     "reporting/logs.py: getLogger in configure": "sets the log up",
     "reporting/logs.py: getLogger in log_of": "makes the log that cleans",
 }
-WAYS = ("print", "getLogger", "sys.stdout.write", "sys.stderr.write", "os.write", "warnings.warn")
+WAYS = ("print", "getLogger", "sys.stdout.write", "sys.stderr.write", "warnings.warn")
 
 
 def ways_around(source, name):

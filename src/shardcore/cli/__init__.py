@@ -20,8 +20,7 @@ from shardcore.cli.arguments import (
     parser,
 )
 from shardcore.cli.scripts import BATCH, build_model, function_of, load_script
-from shardcore.domain.errors import ShardcoreError
-from shardcore.domain.text import printable
+from shardcore.domain.errors import ShardcoreError, printable
 from shardcore.reporting.errors import show_user_frames
 from shardcore.reporting.explanation import Explanation
 from shardcore.reporting.machine import MachineReport

@@ -1,6 +1,23 @@
 """Every error that shardcore raises on purpose, under one root."""
 
-from shardcore.domain.text import printable
+_KEPT = "\n\t"
+_REPLACEMENT = "\ufffd"
+
+
+def printable(text: str) -> str:
+    r"""Returns `text` with a mark for each character that is none to be read.
+
+    Lines and tabs stay. Control characters, marks of direction and half characters do not: names of
+    folders, variables and layouts may be of a stranger, and a terminal obeys what is in them. All
+    that a person sees and shardcore did not write goes through this function.
+
+    Example:
+        >>> printable("kernel\x1b[2J\n") == "kernel\ufffd[2J\n"
+        True
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char in _KEPT or char.isprintable() else _REPLACEMENT for char in text)
 
 
 class ShardcoreError(Exception):

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shardcore.domain.checkpoints.index import Index, StoredVariable
-from shardcore.domain.text import printable
+from shardcore.domain.errors import printable
 from shardcore.reporting.tables import Column, Shown, build, human_bytes
 
 COLUMNS = (

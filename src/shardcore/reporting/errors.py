@@ -9,8 +9,7 @@ from pathlib import Path
 from traceback import walk_stack
 from types import FrameType, TracebackType
 
-from shardcore.domain.errors import RankFailed
-from shardcore.domain.text import printable
+from shardcore.domain.errors import RankFailed, printable
 
 PACKAGE = str(Path(__file__).parents[1])
 LIBRARIES = ("site-packages", "dist-packages", str(Path(logging.__file__).parents[1]), "<frozen")

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shardcore.domain.text import printable
+from shardcore.domain.errors import printable
 
 VARIABLE = "SHARDCORE_LOG"
 LEVELS = ("debug", "info", "warning", "error")

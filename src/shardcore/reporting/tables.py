@@ -12,7 +12,7 @@ from rich.console import Console, ConsoleOptions
 from rich.table import Table
 from rich.text import Text
 
-from shardcore.domain.text import printable
+from shardcore.domain.errors import printable
 
 # The least room for the first column, and the most for another one, in a table that is narrowed.
 FIRST, OTHER = 22, 18
