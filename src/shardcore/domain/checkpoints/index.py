@@ -7,12 +7,13 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any, Final, cast
+from collections.abc import Mapping
+from typing import Any, Final
 
 import attrs
 
 from shardcore.domain.checkpoints import bounds
+from shardcore.domain.checkpoints.fields import REMEDY, check_texts, fields_of, names_in, numbers_of
 from shardcore.domain.checkpoints.grid import Box, Grid, Held
 from shardcore.domain.errors import CheckpointError
 
@@ -41,7 +42,6 @@ DTYPES: Final = {
 
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors")
 _CHECKSUM = re.compile(r"[0-9a-f]{64}")
-_REMEDY = "use another checkpoint, or save this one again"
 
 
 def _plain(state: Mapping[str, object]) -> dict[str, Any]:
@@ -200,9 +200,9 @@ def index_from(text: bytes) -> Index:
     try:
         found = bounds.parsed(text, bounds.INDEX_BYTES)
     except CheckpointError as error:
-        raise CheckpointError(f"The index cannot be read: {error}; {_REMEDY}.") from None
+        raise CheckpointError(f"The index cannot be read: {error}; {REMEDY}.") from None
     kinds = {"shardcore_checkpoint": int, "sha256": str, "content": dict}
-    fields = _fields(found, kinds)
+    fields = fields_of(found, kinds)
     number = fields["shardcore_checkpoint"]
     if number != FORMAT:
         said = number if abs(number) < bounds.NUMBER else "another"
@@ -211,10 +211,10 @@ def index_from(text: bytes) -> Index:
             "read it with the release that wrote it."
         )
     for what in ("variable", "file"):  # before the rest, which takes ten times as long
-        _refuse_twice(what, _names_in(fields["content"].get(f"{what}s")))
+        _refuse_twice(what, names_in(fields["content"].get(f"{what}s")))
     if fields["sha256"] != _digest(fields["content"]):
         raise CheckpointError(
-            f"The index was changed after it was written: its checksum differs; {_REMEDY}."
+            f"The index was changed after it was written: its checksum differs; {REMEDY}."
         )
     return _index(fields["content"])
 
@@ -223,21 +223,21 @@ def _index(content: object) -> Index:
     kinds = {
         "step": int, "mesh": str, "versions": dict, "variables": list, "files": list, "state": dict,
     }  # fmt: skip
-    fields = _fields(content, kinds)
-    _check_texts([fields["mesh"], *fields["versions"], *fields["versions"].values()])
+    fields = fields_of(content, kinds)
+    check_texts([fields["mesh"], *fields["versions"], *fields["versions"].values()])
     if not 0 <= fields["step"] <= bounds.NUMBER:
-        raise CheckpointError(f"Expected a step of at least 0 and below 2**63: {_REMEDY}.")
+        raise CheckpointError(f"Expected a step of at least 0 and below 2**63: {REMEDY}.")
     if bounds.is_nested_deeper(fields["state"]):
-        raise CheckpointError(f"The state in the index is nested too deep: {_REMEDY}.")
+        raise CheckpointError(f"The state in the index is nested too deep: {REMEDY}.")
     fields["variables"] = tuple(map(_variable, fields["variables"]))
     kinds = {"name": str, "size": int, "sha256": str}
-    fields["files"] = tuple(StoredFile(**_fields(each, kinds)) for each in fields["files"])
+    fields["files"] = tuple(StoredFile(**fields_of(each, kinds)) for each in fields["files"])
     index = Index(**fields)
     for each in index.variables:
         if min(each.files) < 0 or max(each.files) >= len(index.files):
             raise CheckpointError(f"Variable {each} is in a file that the index has not.")
     if index.nbytes > sum(file.size for file in index.files):
-        raise CheckpointError(f"The variables have more bytes than the files: {_REMEDY}.")
+        raise CheckpointError(f"The variables have more bytes than the files: {REMEDY}.")
     return index
 
 
@@ -252,57 +252,25 @@ def _flat(variable: StoredVariable) -> dict[str, Any]:
 
 def _variable(content: object) -> StoredVariable:
     kinds = dict.fromkeys(("name", "path", "group", "dtype", "layout"), str)
-    fields: dict[str, Any] = _fields(
+    fields: dict[str, Any] = fields_of(
         content, kinds | dict.fromkeys(("shape", "cuts", "files"), list)
     )
     name = fields["name"]
-    _check_texts([fields[key] for key in ("name", "path", "group", "dtype", "layout")])
+    check_texts([fields[key] for key in ("name", "path", "group", "dtype", "layout")])
     if len(fields["shape"]) > bounds.DIMS:
-        raise CheckpointError(f"Variable {name!r} has more than {bounds.DIMS} dims: {_REMEDY}.")
-    shape, files = _numbers(fields.pop("shape"), name), _numbers(fields.pop("files"), name)
-    cuts = tuple(_numbers(each, name) for each in fields.pop("cuts"))
+        raise CheckpointError(f"Variable {name!r} has more than {bounds.DIMS} dims: {REMEDY}.")
+    shape, files = numbers_of(fields.pop("shape"), name), numbers_of(fields.pop("files"), name)
+    cuts = tuple(numbers_of(each, name) for each in fields.pop("cuts"))
     try:
         return StoredVariable(**fields, grid=Grid(shape, cuts), files=files)
     except CheckpointError as error:
         raise CheckpointError(f"Variable {name!r} of the index: {error}") from None
 
 
-def _names_in(content: object) -> list[str]:
-    """Returns the names in a list of the index, as far as they are texts."""
-    fields = [each for each in content if isinstance(each, dict)] if type(content) is list else []
-    return [each["name"] for each in fields if isinstance(each.get("name"), str)]
-
-
 def _refuse_twice(what: str, names: list[str]) -> None:
     twice = bounds.repeated(names)
     if twice is not None:
-        raise CheckpointError(f"The index has {what} {twice[:200]!r} twice: {_REMEDY}.")
-
-
-def _fields(content: object, kinds: Mapping[str, type]) -> dict[str, Any]:
-    """Returns the fields of `content`, which are exactly those of `kinds`, with their types."""
-    if not isinstance(content, dict) or content.keys() != kinds.keys():
-        raise CheckpointError(f"Expected the fields {', '.join(kinds)} in the index: {_REMEDY}.")
-    for name, kind in kinds.items():
-        if type(content[name]) is not kind:
-            raise CheckpointError(
-                f"Expected {kind.__name__} as {name!r} in the index, got "
-                f"{type(content[name]).__name__}: {_REMEDY}."
-            )
-    return dict(content)
-
-
-def _numbers(content: object, name: str) -> tuple[int, ...]:
-    if not bounds.are_numbers(content):
-        raise CheckpointError(f"Expected lists of numbers for variable {name!r} in the index.")
-    return tuple(cast("list[int]", content))
-
-
-def _check_texts(texts: Iterable[object]) -> None:
-    if not all(type(text) is str and len(text) <= bounds.NAME for text in texts):
-        raise CheckpointError(
-            f"Expected texts of at most {bounds.NAME} characters in the index: {_REMEDY}."
-        )
+        raise CheckpointError(f"The index has {what} {twice[:200]!r} twice: {REMEDY}.")
 
 
 def _digest(content: object) -> str:
@@ -310,5 +278,5 @@ def _digest(content: object) -> str:
     try:
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     except RecursionError:
-        raise CheckpointError(f"The index is nested too deep: {_REMEDY}.") from None
+        raise CheckpointError(f"The index is nested too deep: {REMEDY}.") from None
     return hashlib.sha256(text.encode()).hexdigest()
