@@ -4,8 +4,8 @@ This reads each class and each call of the package. Two kinds of Python's own er
 here: `AssertionError`, which says that shardcore itself is wrong, and the `AttributeError` of a
 module's `__getattr__`, by which Python asks for a name.
 
-And nothing goes to a terminal, or into the log, around `domain.errors.printable`: errors clean their
-message, `reporting.logs.log_of` makes the logs, and a few functions print, after they have cleaned.
+And nothing goes to a terminal or into the log around `domain.errors.printable`: errors clean their
+message, `reporting.logs.log_of` makes the logs, and a few functions print what they have cleaned.
 """
 
 import ast
