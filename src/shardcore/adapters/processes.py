@@ -4,7 +4,7 @@ import atexit
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, TypeVar
 
 import attrs
@@ -16,6 +16,11 @@ from shardcore.domain.errors import EnvironmentProblem, RankMismatchError, Shard
 from shardcore.domain.job import Job, resolve_job
 
 _T = TypeVar("_T")
+
+SIGTERM_VARIABLE = "SHARDCORE_SIGTERM_TIMEOUT"
+_SAVING_SECONDS = 30.0
+# The seconds until the end of a batch, if nothing is saved there: then the program goes no further.
+_BATCH_SECONDS = 2.0
 
 
 @attrs.define
@@ -154,6 +159,27 @@ class TorchProcesses:
                 f"Rank {self.rank} is in {what}, and rank {', '.join(map(str, ended))} has ended. "
                 f"{exchange.TOGETHER}"
             ) from error
+
+    def points(self, saves: bool) -> AbstractContextManager[None]:
+        """Opens a part of the program in which all processes pass the same points.
+
+        Args:
+            saves: Whether they save at the point at which they end after SIGTERM: they have
+                `SHARDCORE_SIGTERM_TIMEOUT` seconds until then.
+        """
+        if self._watch is None:
+            return nullcontext()
+        saving = process_group.set_seconds(SIGTERM_VARIABLE, _SAVING_SECONDS)
+        return self._watch.termination.points(saving if saves else _BATCH_SECONDS)
+
+    def pass_point(self, save: Callable[[], None]) -> None:
+        """Passes such a point; if SIGTERM came to a process, all call `save` at one, and end.
+
+        Raises:
+            OtherRankFailed: There.
+        """
+        if self._watch is not None:
+            self._watch.termination.pass_point(save)
 
 
 def _launched_job() -> Job | None:

@@ -26,6 +26,7 @@ from shardcore.binding.layers.while_loops import WhileLoops
 from shardcore.binding.metric_sums import results_of_epoch
 from shardcore.binding.torch_modules import wrapper
 from shardcore.binding.training import loops
+from shardcore.binding.training.ends import Ends
 from shardcore.binding.training.steps import Steps
 from shardcore.binding.types import Original
 from shardcore.binding.variables import adoption, initial, quantized, variable
@@ -82,7 +83,7 @@ class Binding:
     def _replacements(self) -> dict[str, Callable[[Any], Any]]:
         """Returns, by the keys of the patch table, the functions from old to new values."""
         sessions, capture = self.sessions, self.capture
-        steps = Steps(sessions, capture)
+        steps, ends = Steps(sessions, capture), Ends(sessions)
         values: dict[str, Callable[[Any], Any]] = {
             "backend.distribution_lib": lambda _: self.library,
             "distribution_lib.distribution_lib": lambda _: self.library,
@@ -139,6 +140,9 @@ class Binding:
                 f"CallbackList.on_{phase}_begin": partial(steps.callbacks, phase)
                 for phase in table.PHASES
             },
+            "CallbackList.on_train_batch_end": ends.batch_end,
+            "CallbackList.on_epoch_end": ends.epoch_end,
+            "CallbackList.on_train_end": ends.train_end,
             "EpochIterator.__iter__": steps.begin,
             "TorchEpochIterator._get_iterator": steps.epoch,
             "Trainer._resolve_auto_jit_compile": lambda original, trainer: keras_private.AUTO,

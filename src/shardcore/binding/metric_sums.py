@@ -36,7 +36,8 @@ class TrainerRun:
     deferred: tuple[Variable, ...] = ()
     initial_epoch: int = 0  # the argument of a fit
     position: DataPosition | None = None  # in the data of a fit, if a callback saves it
-    at_end: ExitStack = attrs.field(factory=ExitStack, init=False)  # what is done after it
+    at_end: ExitStack = attrs.field(factory=ExitStack, init=False)  # closed as the run ends
+    is_stopped: bool = False  # whether this rank has set `stop_training`, and all have met
     # Whether no code of the user runs between the steps of an epoch; and its steps until now.
     is_undisturbed: bool = False
     steps: int = 0

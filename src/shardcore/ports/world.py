@@ -129,3 +129,17 @@ class Processes(Protocol):
         Raises:
             RankMismatchError: As `meet`; or in place of torch's error of a process that has ended.
         """
+
+    def points(self, saves: bool) -> AbstractContextManager[None]:
+        """Opens a part of the program in which every process passes the same points.
+
+        Args:
+            saves: Whether they save at the point at which they end after SIGTERM.
+        """
+
+    def pass_point(self, save: Callable[[], None]) -> None:
+        """Passes such a point. After SIGTERM to a process, all call `save` at one of them, and end.
+
+        Raises:
+            OtherRankFailed: There.
+        """

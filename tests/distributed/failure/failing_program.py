@@ -30,6 +30,7 @@ def fail():
             os.kill(os.getpid(), signal.SIGKILL)
         if how == "terminate":
             os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
         if how == "exit":
             sys.exit(3)
     finally:

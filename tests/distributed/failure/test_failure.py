@@ -96,10 +96,11 @@ def test_by_hand_a_killed_rank_is_missed(program, failing):
 
 def test_by_hand_a_rank_that_is_asked_to_end_is_named(program):
     outcome = by_hand(program, 1, "terminate", "sleep")
-    assert outcome.codes == [1, 1]
-    assert outcome.seconds < 15
-    assert outcome.errors[0].startswith("[rank 0] ends, as rank 1 failed first: ")
+    assert outcome.codes == [143, 143]
+    assert outcome.seconds < 10
+    assert outcome.errors == [f"[rank {rank}] ends: SIGTERM on rank 1\n" for rank in (0, 1)]
     assert (program.parent / "cleaned").exists()
+    assert (program.parent / "cleaned too").exists()
 
 
 def test_by_hand_the_death_of_a_rank_is_reported_before_the_error_it_causes(program):

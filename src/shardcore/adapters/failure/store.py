@@ -4,19 +4,35 @@ It is a few keys, which any number of ranks reads by a constant number of reques
 """
 
 import json
+import signal
 
 from attrs import asdict, field, frozen, validators
 
 from shardcore.adapters.failure import store_host
 from shardcore.adapters.job.signed_store import SignedStore
 
+# The exit code of a process that SIGTERM ends, as shells have it.
+TERMINATED = 128 + signal.SIGTERM
+
 
 @frozen
 class Failure:
-    """The failure of a rank."""
+    """The failure of a rank, or its end by SIGTERM.
+
+    Args:
+        rank: The rank.
+        headline: The error in one line.
+        code: The exit code of ranks that end after it.
+    """
 
     rank: int = field(validator=[validators.instance_of(int), validators.ge(0)])
-    headline: str = field(validator=validators.instance_of(str))  # the error in one line
+    headline: str = field(validator=validators.instance_of(str))
+    code: int = field(default=1, validator=validators.in_((1, TERMINATED)))
+
+
+def terminated(rank: int) -> Failure:
+    """Returns the end of all ranks after SIGTERM came to `rank`."""
+    return Failure(rank, f"SIGTERM on rank {rank}", TERMINATED)
 
 
 def silent(rank: int) -> Failure:
@@ -55,6 +71,27 @@ class FailureStore:
         """Returns the first failure, if there is one."""
         found = self.signed.find("first")
         return None if found is None else _failure(found)
+
+    def ask_to_end(self, rank: int) -> int:
+        """Asks all ranks to end, since SIGTERM came to `rank`; returns the first such rank."""
+        return int(self.signed.claim("sigterm", str(rank).encode()))
+
+    def asked_to_end(self) -> int | None:
+        """Returns the rank to which SIGTERM came first; None without any."""
+        found = self.signed.find("sigterm")
+        return None if found is None else int(found)
+
+    def tell_point(self, point: tuple[int, int] | None) -> None:
+        """Publishes the last point that this rank has passed; None if it passes none."""
+        self.signed.set(f"point/{self.rank}", json.dumps(point).encode())
+        self.signed.store.add("points", 1)
+
+    def points(self, world_size: int) -> "list[tuple[int, int] | None] | None":
+        """Returns the points of all ranks; None until all have told theirs."""
+        if self.signed.store.add("points", 0) < world_size:
+            return None
+        found = self.signed.get([f"point/{rank}" for rank in range(world_size)])
+        return [point and tuple(point) for point in map(json.loads, found)]
 
     def end(self) -> None:
         """Publishes that this rank has ended in order."""

@@ -4,7 +4,7 @@ Every rank watches a `FailureStore` from a thread. A failing rank publishes its 
 there; the others print it and exit. A process of this host that is killed, also for memory, is
 found by its process number. One of another host is found by its launcher or the next collective.
 The main thread of a rank that is to end gets an `OtherRankFailed`, and some seconds for its
-`finally` blocks.
+`finally` blocks. SIGTERM to one rank ends all likewise, in `fit` at one point (`termination`).
 
 A rank that ends in order publishes that. Rank 0, which holds the store if there is no launcher,
 exits last, or when all others know that the store will close. They stop to watch then: the next
@@ -18,25 +18,32 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
 from itertools import count
 from types import TracebackType
-from typing import NoReturn
 
 from shardcore.adapters.failure import heartbeats, late_report
+from shardcore.adapters.failure.end import End, leave, store_may_be_gone
 from shardcore.adapters.failure.interrupt import Interrupt
 from shardcore.adapters.failure.neighbours import Neighbours
 from shardcore.adapters.failure.place import Place
-from shardcore.adapters.failure.store import Failure, FailureStore, lost, no_answer, silent
+from shardcore.adapters.failure.store import (
+    TERMINATED,
+    Failure,
+    FailureStore,
+    lost,
+    no_answer,
+    silent,
+)
+from shardcore.adapters.failure.termination import Termination
 from shardcore.adapters.job import exchange, process_group
 from shardcore.adapters.job.signed_store import SignedStore
 from shardcore.reporting.errors import say, strip_own_frames
 
 _POLL_SECONDS = 1.0
+# The same while the ranks agree where they end.
+_AGREEING_SECONDS = 0.1
 # The most seconds that a failing rank waits until the others have read its error.
 _SHOW_SECONDS = 3.0
-# The others exit a little later, so that a launcher sees the failing rank exit first.
-_YIELD_SECONDS = 1.5
 # The seconds that the main thread has to end, with its `finally` blocks.
 _FINALLY_SECONDS = 5.0
 # The seconds that a store may take to answer a rank that fails.
@@ -62,18 +69,15 @@ class FailureWatch:
         self._neighbours = neighbours
         self._pid = os.getpid()
         # Both now: a connection to a closed store takes minutes to fail.
-        self._store = FailureStore(exchange.store_for_thread(key), rank)
+        own = FailureStore(exchange.store_for_thread(key), rank)
+        self._end = End(rank, world_size, own)
         stores = FailureStore(exchange.store_for_thread(key), rank), exchange.store_for_thread()
         self._thread = threading.Thread(
             target=self._watch, args=stores, name="shardcore-failure-watch", daemon=True
         )
-        self._failure: Failure | None = None  # of another rank, which ends this one
-        # The thread that ends this rank acquires it, and never releases it.
-        self._ending = threading.Lock()
         self._stopped = threading.Event()
-        # Set once rank 0 has ended in order: its store may close, and is not used any more.
-        self._released = threading.Event()
-        self._interrupt = Interrupt(self._ending.locked)
+        self.termination = Termination(rank, world_size)
+        self._interrupt = Interrupt(self._end.begun.locked)
         self._previous_hook = sys.excepthook
         sys.excepthook = self._on_uncaught
         atexit.register(self.stop)
@@ -110,54 +114,46 @@ class FailureWatch:
         """
         if self._stopped.is_set() or os.getpid() != self._pid:
             return
-        self._ending.acquire()
+        self._end.begun.acquire()
         self._stopped.set()
+        self._interrupt.wake()
         self._thread.join(5 * _POLL_SECONDS + _LEAVE_SECONDS)  # a lost store never answers it
-        if self._failure is not None:
-            self._end_after(self._failure)
+        if self._end.failure is not None:
+            self._end.after(self._end.failure)
         self._interrupt.close()
         if sys.excepthook == self._on_uncaught:
             sys.excepthook = self._previous_hook
         atexit.unregister(self.stop)
-        self._ending.release()
+        self._end.begun.release()
 
     def _leave(self, store: FailureStore, store_for_place: SignedStore) -> None:
         exchange.tell_place(store_for_place, exchange.ENDED)
         store.end()
         if self._rank != 0:
-            self._release(store)
+            self._end.release(store)
             return
-        looks = (self._look(store) for _ in self._until_released(store, _LEAVE_SECONDS))
-        self._failure = next((each for each in looks if each is not None), None)
-
-    def _release(self, store: FailureStore) -> None:
-        # Set first: rank 0 may exit before its reply arrives.
-        self._released.set()
-        store.release()
-
-    def _until_released(self, store: FailureStore, seconds: float) -> Iterator[None]:
-        """Yields until all other ranks have released the store, at most for `seconds`."""
-        deadline = time.monotonic() + seconds
-        while store.count_released() < self._world_size - 1 and time.monotonic() < deadline:
-            yield
-            time.sleep(0.05)
+        looks = (self._look(store) for _ in self._end.until_released(store, _LEAVE_SECONDS))
+        self._end.failure = next((each for each in looks if each is not None), None)
 
     def _watch(self, store: FailureStore, store_for_place: SignedStore) -> None:
         main, published, reported = Place(), "", False
         for number in count(1):
-            is_stopped = self._stopped.wait(_POLL_SECONDS)
-            if self._released.is_set():
+            self._interrupt.wait(_AGREEING_SECONDS if self.termination.since else _POLL_SECONDS)
+            if self._end.released.is_set():
+                self._interrupt.is_heard = False
                 return
-            if is_stopped:
-                with _store_may_be_gone():
+            if self._stopped.is_set():
+                with store_may_be_gone():
                     self._leave(store, store_for_place)
                 return
             failure = self._look_in_time(store)
             if failure is not None:
+                if failure.code == TERMINATED and self.termination.goes_on:
+                    continue  # it saves with the others, and raises by itself
                 self._interrupt_main(failure, store)
                 return
             here = main.look()
-            with _store_may_be_gone():
+            with store_may_be_gone():
                 heartbeats.send(store_for_place, number, here)
                 if str(here) != published:
                     exchange.tell_place(store_for_place, published := str(here))
@@ -170,7 +166,7 @@ class FailureWatch:
         """Looks; a store whose host has ended without a word does not answer, for ever."""
         limit = process_group.seconds(None) + _NO_ANSWER_SECONDS
         until_report = min(limit, exchange.REPORT_SECONDS)
-        asked = heartbeats.Asked.of(lambda: (self._look(store),))
+        asked = heartbeats.Asked.of(lambda: (self._look_on_thread(store),))
         found = asked.answer(until_report)
         if found is None and limit > until_report:
             if self._neighbours.is_first():
@@ -178,21 +174,27 @@ class FailureWatch:
             found = asked.answer(limit - until_report)
         if found is not None:
             return found[0]
-        self._released.set()  # it is not asked again
+        self._end.released.set()  # it is not asked again
         return no_answer(limit)
 
     def _interrupt_main(self, failure: Failure, store: FailureStore) -> None:
         """Lets the main thread end; ends this process if it does not."""
-        if failure.rank == self._rank and self._ending.locked():
+        if failure.rank == self._rank and self._end.begun.locked():
             return  # it is ending
-        self._failure = failure
-        if failure != silent(0) and not self._released.is_set():
-            with _store_may_be_gone():
-                self._release(store)
-        self._interrupt.interrupt(f"Rank {failure.rank} failed first: {failure.headline}")
-        if not self._stopped.wait(_FINALLY_SECONDS):
-            self._ending.acquire()
-            self._end_after(failure)
+        self._end.failure = failure
+        if failure != silent(0) and not self._end.released.is_set():
+            with store_may_be_gone():
+                self._end.release(store)
+        begun, is_terminated = time.monotonic(), failure.code == TERMINATED
+        if not self.termination.is_raised:
+            first = "" if is_terminated else f"Rank {failure.rank} failed first: "
+            since = self.termination.since if is_terminated else None
+            self._interrupt.interrupt(f"{first}{failure.headline}", since)
+        while time.monotonic() < (self._interrupt.raised_at or begun) + _FINALLY_SECONDS:
+            if self._stopped.wait(0.1):
+                return
+        self._end.begun.acquire()
+        self._end.after(failure)
 
     def _look(self, store: FailureStore) -> Failure | None:
         """Returns the first failure of the others, if there is one."""
@@ -204,11 +206,20 @@ class FailureWatch:
         try:
             failure = store.first()
             if failure is None and self._rank != 0 and store.has_ended(0):
-                self._release(store)
+                self._end.release(store)
             elif failure is None:
                 failure = self._first_silent(gone, store)
         except RuntimeError:
-            failure = None if self._released.is_set() else silent(0) if self._rank else lost()
+            failure = None if self._end.released.is_set() else silent(0) if self._rank else lost()
+        return failure
+
+    def _look_on_thread(self, store: FailureStore) -> Failure | None:
+        """Returns the same, or the end of this rank, if it is to end after SIGTERM now."""
+        failure = self._look(store)
+        if failure is None and not self._end.released.is_set():
+            with store_may_be_gone():
+                end = self.termination.look(store, self._interrupt.is_terminated)
+                failure = None if end is None else store.claim(end)
         return failure
 
     def _first_silent(self, gone: list[int], store: FailureStore) -> Failure | None:
@@ -224,61 +235,53 @@ class FailureWatch:
         if os.getpid() != self._pid:
             self._previous_hook(kind, error, trace)
             return
-        self._ending.acquire()
+        self._end.begun.acquire()
+        code = 130 if issubclass(kind, KeyboardInterrupt) else 1
         # No error may stop this: the other ranks and atexit would wait for this rank.
         try:
             self._tell(kind, error)
         finally:
-            _exit(130 if issubclass(kind, KeyboardInterrupt) else 1)
+            leave(TERMINATED if self._interrupt.is_terminated else code)
 
     def _tell(self, kind: type[BaseException], error: BaseException) -> None:
         """Publishes and shows this rank's failure, after another's if that came first."""
         strip_own_frames(error)
         headline = _headline(kind, error)
         # Now: the others end once they know the failure.
-        why = heartbeats.unmatched(error, is_enough=lambda: self._failure is not None)
+        why = heartbeats.unmatched(error, is_enough=lambda: self._end.failure is not None)
         first, ended = self._publish(Failure(self._rank, why or headline))
-        if first.rank != self._rank:
-            self._end_after(first)
+        if first.rank != self._rank or first.code == TERMINATED:
+            self._end.after(first)
         before = f" after rank {', '.join(map(str, ended))} had ended" if ended else ""
         say(f"[rank {self._rank}] failed{before}:\n")
         with contextlib.suppress(OSError):  # standard error is closed
             self._previous_hook(kind, error, error.__traceback__)
         if why := why or heartbeats.unmatched(error, ended):
             say(f"[rank {self._rank}] {why}\n")
-        if not self._released.is_set():
-            with _store_may_be_gone():
-                for _ in self._until_released(self._store, _SHOW_SECONDS):
+        if not self._end.released.is_set():
+            with store_may_be_gone():
+                for _ in self._end.until_released(self._end.store, _SHOW_SECONDS):
                     pass
 
     def _publish(self, own: Failure) -> tuple[Failure, list[int]]:
         """Publishes `own`; returns the first failure and the ranks that had ended in order."""
         # A peer's death may have caused this error; its process disappears a moment later.
         time.sleep(0.1)
-        if self._failure is not None:
-            return self._failure, []
-        if self._released.is_set():
+        if self._end.failure is not None:
+            return self._end.failure, []
+        if self._end.released.is_set():
             return own, [0] if self._rank else []
+        store = self._end.store
 
         def published() -> tuple[Failure, list[int]]:
-            first = self._look(self._store) or self._store.claim(own)
-            return first, [each for each in range(self._world_size) if self._store.has_ended(each)]
+            cause = self.termination.cause(own, self._interrupt.is_terminated)
+            first = self._look(store) or store.claim(cause)
+            return first, [each for each in range(self._world_size) if store.has_ended(each)]
 
         found = heartbeats.within(_STORE_SECONDS, published)
         if found is None:  # rank 0, which may hold it, is stopped
-            self._released.set()
+            self._end.released.set()
         return found or (own, [])
-
-    def _end_after(self, failure: Failure) -> NoReturn:
-        """Ends this rank because of another rank's failure."""
-        # The failing rank prints first.
-        time.sleep(0.2)
-        say(f"[rank {self._rank}] ends, as rank {failure.rank} failed first: {failure.headline}\n")
-        if failure != silent(0) and not self._released.is_set():
-            with _store_may_be_gone():
-                self._release(self._store)
-        time.sleep(_YIELD_SECONDS)
-        _exit(1)
 
 
 def _headline(kind: type[BaseException], error: BaseException) -> str:
@@ -286,15 +289,3 @@ def _headline(kind: type[BaseException], error: BaseException) -> str:
     written = traceback.TracebackException(kind, error, None)
     written.__notes__ = []
     return list(written.format_exception_only())[-1].strip()
-
-
-def _store_may_be_gone() -> contextlib.suppress:
-    # torch reports a lost store by RuntimeErrors, DistNetworkError among them.
-    return contextlib.suppress(RuntimeError)
-
-
-def _exit(code: int) -> NoReturn:
-    with contextlib.suppress(Exception):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code)

@@ -133,17 +133,28 @@ def seconds(timeout: float | None) -> float:
         >>> seconds(30)
         30
     """
-    if timeout is not None:
-        return timeout
-    text = os.environ.get(TIMEOUT_VARIABLE, str(DEFAULT_TIMEOUT))
+    return set_seconds(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT) if timeout is None else timeout
+
+
+def set_seconds(variable: str, default: float) -> float:
+    """Returns the seconds that an environment variable sets.
+
+    Raises:
+        EnvironmentProblem: If it is no positive number.
+
+    Example:
+        >>> set_seconds("NOT_SET", 30.0)
+        30.0
+    """
+    text = os.environ.get(variable, str(default))
     try:
         value = float(text)
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
         raise EnvironmentProblem(
-            f"Expected {TIMEOUT_VARIABLE} to be a positive number of seconds, got {text!r}. "
-            f"Unset it for {DEFAULT_TIMEOUT:.0f} seconds, or set it to a number such as 120."
+            f"Expected {variable} to be a positive number of seconds, got {text!r}. "
+            f"Unset it for {default:.0f} seconds, or set it to a number such as 120."
         )
     return value
 

@@ -57,10 +57,12 @@ class ShardedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
         self._loading: Loading | None = None
         self._lease: Lease | None = None
         self._is_due = False
+        self._saved_step: int | None = None
 
     def on_train_begin(self, logs: object = None) -> None:
         """Loads the latest checkpoint, and lets the fit begin at its epoch."""
         self._progress, self._position = _Progress(), DataPosition()
+        self._saved_step = None
         run = self.checkpoints.sessions.run()
         if run is None:
             raise CheckpointError("ShardedCheckpoint belongs into the callbacks of model.fit().")
@@ -123,6 +125,12 @@ class ShardedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
         self._release()  # the save that is under way has it until it ends
         self.finish()
 
+    def save_here(self) -> None:
+        """Saves and completes a checkpoint of this step, unless there is one. A collective."""
+        if self._saved_step != self._progress.step:
+            self._save()
+        self.finish()
+
     def finish(self) -> None:
         """Waits until the checkpoint that is being written is complete. A collective.
 
@@ -142,7 +150,7 @@ class ShardedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _save(self) -> None:
         self.finish()
-        self._is_due = False
+        self._is_due, self._saved_step = False, self._progress.step
         states, arrays = callback_state.states_of(self._others())
         place = self._position.place(self._progress.of_epoch)
         training = {

@@ -93,6 +93,7 @@ from shardcore.binding.keras_private.training import run_no_code_of_users as run
 from shardcore.binding.keras_private.training import save_backup as save_backup
 from shardcore.binding.keras_private.training import saves_at_epochs as saves_at_epochs
 from shardcore.binding.keras_private.training import set_progress as set_progress
+from shardcore.binding.keras_private.training import savers as savers
 from shardcore.binding.keras_private.training import sort_callbacks as sort_callbacks
 from shardcore.binding.keras_private.training import thread_name_of as thread_name_of
 from shardcore.binding.keras_private.training import weights_path as weights_path

@@ -335,6 +335,13 @@ ALL = (
         )
         for phase in PHASES
     ),
+    *(
+        Patch(
+            f"keras.src.callbacks.callback_list:CallbackList.on_{hook}_end",
+            "After it all ranks may end together, on SIGTERM.",
+        )
+        for hook in ("train_batch", "epoch", "train")
+    ),
     Patch(
         "keras.src.backend.torch.trainer:TorchTrainer._should_torch_compile",
         "torch.compile dies on Keras' own Python over sharded tensors: traces are compiled.",

@@ -256,3 +256,12 @@ def place_of_files(callback: Callback) -> str | None:
 def weights_path(callback: BackupAndRestore) -> str:
     """Returns the file that a `BackupAndRestore` writes."""
     return str(callback._weights_path)
+
+
+def savers(callbacks: CallbackList) -> list[Callable[[], None]]:
+    """Returns the functions of callbacks that save now all that a resumed fit needs."""
+    of_keras = [
+        each._save_model for each in callbacks.callbacks if isinstance(each, BackupAndRestore)
+    ]
+    ours = [each.save_here for each in callbacks.callbacks if hasattr(each, "save_here")]
+    return of_keras + ours

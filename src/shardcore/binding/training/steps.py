@@ -19,6 +19,7 @@ from shardcore.binding.data.data_adapters import epoch_facts, together
 from shardcore.binding.data_position import Counted
 from shardcore.binding.metric_sums import TrainerRun
 from shardcore.binding.planning import rules_report
+from shardcore.binding.training.ends import Ends
 from shardcore.binding.training.undisturbed import is_undisturbed
 from shardcore.binding.types import Original
 from shardcore.binding.variables import adoption
@@ -130,6 +131,8 @@ class Steps:
             run.callbacks, run.phase = callbacks, phase
             keras_private.sort_callbacks(callbacks)
         original(callbacks, logs)
+        if run is not None and phase == "train":
+            Ends(self.sessions).begin(run)
 
 
 @attrs.frozen(eq=False)

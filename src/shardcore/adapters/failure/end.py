@@ -1,0 +1,84 @@
+"""The end of this rank: what it says, how it leaves, and when its store may close."""
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import NoReturn
+
+import attrs
+
+from shardcore.adapters.failure.store import TERMINATED, Failure, FailureStore, silent
+from shardcore.reporting.errors import say
+
+# The others exit a little later, so that a launcher sees the failing rank exit first.
+_YIELD_SECONDS = 1.5
+
+
+@attrs.define(eq=False)
+class End:
+    """The end of this rank.
+
+    Args:
+        rank: The rank.
+        world_size: The number of ranks.
+        store: The store, on a connection for the thread that ends this rank.
+
+    Attributes:
+        failure: The failure after which this rank ends: of another one, or SIGTERM.
+        begun: The thread that ends this rank acquires it, and never releases it.
+        released: Set once rank 0 has ended in order: its store may close, and is not used any more.
+    """
+
+    rank: int
+    world_size: int
+    store: FailureStore
+    failure: Failure | None = attrs.field(default=None, init=False)
+    begun: threading.Lock = attrs.field(factory=threading.Lock, init=False)
+    released: threading.Event = attrs.field(factory=threading.Event, init=False)
+
+    def release(self, store: FailureStore) -> None:
+        """Tells rank 0 that this rank needs its store no more."""
+        # Set first: rank 0 may exit before its reply arrives.
+        self.released.set()
+        store.release()
+
+    def until_released(self, store: FailureStore, seconds: float) -> Iterator[None]:
+        """Yields until all other ranks have released the store, at most for `seconds`."""
+        deadline, ranks = time.monotonic() + seconds, self.world_size - 1 + self.released.is_set()
+        while store.count_released() < ranks and time.monotonic() < deadline:
+            yield
+            time.sleep(0.05)
+
+    def after(self, failure: Failure) -> NoReturn:
+        """Ends this rank because of another rank's failure, or of SIGTERM."""
+        # The failing rank prints first.
+        time.sleep(0.2)
+        first = f", as rank {failure.rank} failed first" if failure.code != TERMINATED else ""
+        say(f"[rank {self.rank}] ends{first}: {failure.headline}\n")
+        if failure != silent(0) and not self.released.is_set():
+            with store_may_be_gone():
+                self.release(self.store)
+        if failure.code != TERMINATED:
+            time.sleep(_YIELD_SECONDS)
+        elif self.rank == 0:  # its store may be here
+            with store_may_be_gone():
+                for _ in self.until_released(self.store, _YIELD_SECONDS):
+                    pass
+        leave(failure.code)
+
+
+def store_may_be_gone() -> contextlib.suppress:
+    """Opens a context in which torch's errors for a lost store are ignored."""
+    # They are RuntimeErrors, DistNetworkError among them.
+    return contextlib.suppress(RuntimeError)
+
+
+def leave(code: int) -> NoReturn:
+    """Ends the process with an exit code. The end of an interpreter can wait for its peers."""
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,82 @@
+"""Patches: the points of a `fit` that all ranks pass together, and may end at.
+
+After SIGTERM to one rank all ranks save at one of them, and end. A rank that ends its `fit` alone,
+by `stop_training`, is found there.
+"""
+
+import attrs
+from keras.callbacks import CallbackList
+
+from shardcore.binding import keras_private
+from shardcore.binding.context.session import Sessions
+from shardcore.binding.metric_sums import TrainerRun
+from shardcore.binding.types import Original
+
+
+@attrs.frozen
+class Ends:
+    """The hooks of a list of callbacks, after each of which the ranks are at one place."""
+
+    sessions: Sessions
+
+    def begin(self, run: TrainerRun) -> None:
+        """Opens the points of a fit whose callbacks are known; a fit inside of it has none."""
+        session = self.sessions.current()
+        if session is not None and session.mesh.size > 1 and self.sessions.runs == [run]:
+            saves = bool(keras_private.savers(run.callbacks))
+            run.at_end.enter_context(session.processes.points(saves))
+
+    def batch_end(
+        self, original: Original, callbacks: CallbackList, batch: int, logs: object = None
+    ) -> None:
+        """Replaces `CallbackList.on_train_batch_end`; after the last batch the epoch's end comes.
+
+        There the state has the next epoch, in which a resumed fit begins.
+        """
+        original(callbacks, batch, logs)
+        run = self._run(callbacks)
+        if run is not None:
+            self._meet_if_stopped(run)
+            if batch + 1 < (callbacks.params.get("steps") or batch + 2):
+                self._pass_point(run)
+
+    def epoch_end(
+        self, original: Original, callbacks: CallbackList, epoch: int, logs: object = None
+    ) -> None:
+        """Replaces `CallbackList.on_epoch_end`."""
+        original(callbacks, epoch, logs)
+        run = self._run(callbacks)
+        if run is not None:
+            self._meet_if_stopped(run)
+            self._pass_point(run)
+
+    def train_end(self, original: Original, callbacks: CallbackList, logs: object = None) -> None:
+        """Replaces `CallbackList.on_train_end`, after which all is done: a backup is removed."""
+        run = self._run(callbacks)
+        original(callbacks, logs)
+        if run is not None:
+            self.sessions.processes.pass_point(lambda: None)
+
+    def _run(self, callbacks: CallbackList) -> TrainerRun | None:
+        """Returns the fit of several ranks that has these callbacks; None for any other."""
+        run = self.sessions.run()
+        if run is None or run.callbacks is not callbacks or self.sessions.runs != [run]:
+            return None
+        session = self.sessions.current()
+        return run if session is not None and session.mesh.size > 1 else None
+
+    def _meet_if_stopped(self, run: TrainerRun) -> None:
+        """Waits until all ranks have set `stop_training`, if this one has."""
+        if run.trainer.stop_training and not run.is_stopped:
+            run.is_stopped = True
+            self.sessions.processes.meet(
+                f"the end of fit() of model {run.trainer.name!r}, as stop_training is True on this "
+                "rank (for a decision that all ranks share: shardcore.agree)"
+            )
+
+    def _pass_point(self, run: TrainerRun) -> None:
+        def save() -> None:
+            for each in keras_private.savers(run.callbacks):
+                each()
+
+        self.sessions.processes.pass_point(save)
