@@ -9,7 +9,7 @@ from shardcore.domain.errors import ShardcoreError
 from shardcore.domain.machines.collective_cost import Link
 
 if TYPE_CHECKING:
-    from shardcore.api import explain, install, launch, status, uninstall, verify
+    from shardcore.api import agree, explain, install, launch, status, uninstall, verify
     from shardcore.checkpoint_api import (
         ShardedCheckpoint,
         latest_checkpoint,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Link", "ShardcoreError", "ShardedCheckpoint", "all_gather", "all_gather_variable",
+    "Link", "ShardcoreError", "ShardedCheckpoint", "agree", "all_gather", "all_gather_variable",
     "all_reduce", "distribute_model", "distribute_tensor", "distribute_variable",
     "ensure_dtensor", "ensure_dtensor_input", "estimate_memory", "explain", "install",
     "latest_checkpoint", "launch", "load_checkpoint", "mesh_info", "parallelize_torch_module",

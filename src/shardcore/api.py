@@ -20,7 +20,7 @@ The examples have one model, on a mesh of one device::
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from shardcore import bootstrap
 from shardcore.bootstrap import launching
@@ -150,6 +150,34 @@ def explain(model: KerasModel, batch: object, step: str = "train") -> Explanatio
     from shardcore.binding.inspection.explain import explain_model
 
     return explain_model(model, batch, step, _sessions(), StepTracer)
+
+
+def agree(value: object, how: Literal["any", "all", "rank 0"] = "any") -> Any:
+    """Returns one decision for all ranks, such as whether to stop. All ranks call it together.
+
+    A time limit, or a file that asks to stop, is seen by one rank before the others. A rank that
+    leaves a loop alone would leave the others waiting.
+
+    Args:
+        value: What this rank has found; for "rank 0" its value can be pickled.
+        how: "any" for whether a rank has a true value, "all" for whether all have, "rank 0" for
+            the value of that rank.
+
+    Returns:
+        The same on all ranks: a bool, or the value of rank 0.
+
+    Raises:
+        EnvironmentProblem: If shardcore is not installed.
+        StrategyError: If `how` is none of these, or this is not the main thread.
+        RankMismatchError: If a rank does not call it, or with another `how`.
+
+    Example:
+        >>> shardcore.agree(3 > 5, "any"), shardcore.agree("step-00000012", "rank 0")
+        (False, 'step-00000012')
+    """
+    from shardcore.binding.context.rank_consistency import agreed
+
+    return agreed(value, how, _sessions().processes)
 
 
 def launch(

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 
 # Names with an underscore that Python, attrs and pluggy document, and those of Python's `atexit`.
 DOCUMENTED = {"_fields", "_make", "_asdict", "_replace", "_getframe", "_current_frames"}
-DOCUMENTED |= {"_clear", "_run_exitfuncs"}
+DOCUMENTED |= {"_clear", "_exit", "_run_exitfuncs"}
 
 
 def is_private(name: str) -> bool:

@@ -122,9 +122,9 @@ class TorchProcesses:
         """The device type of tensors in this process: "cpu", "cuda", "mps" or "xpu"."""
         return devices.device_type()
 
-    def gather(self, fact: object) -> list[Any]:
-        """Returns `fact` of every process, in rank order."""
-        return exchange.gather(fact)
+    def gather(self, fact: object, what: str = "a comparison of values") -> list[Any]:
+        """Returns `fact` of every process, in rank order; `what` is the call that needs it."""
+        return exchange.gather(fact, what)
 
     def meet(self, what: str) -> None:
         """Waits until every process has called this with `what`.

@@ -43,7 +43,9 @@ class Functions:
 
     def distribute_model(self, model: object) -> None:
         """Lays a model out again by the rules of the distribution that is set."""
-        adoption.lay_out(rank_consistency.variables_of(model), self.sessions.required(), model)
+        session = self.sessions.required()
+        session.processes.meet(f"distribute_model() of model {getattr(model, 'name', '')!r}")
+        adoption.lay_out(rank_consistency.variables_of(model), session, model)
 
     def distribute_tensor(self, tensor: Array, layout: LayoutLike) -> Tensor:
         """Returns `tensor` in `layout`."""

@@ -65,9 +65,9 @@ def _choices(
 ) -> Mapping[str, Choice]:
     try:
         choices = entry.plan(model, mesh, **options)
-    except ShardcoreError:
+    except (ShardcoreError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:  # SystemExit too: it is not the program's
         raise PolicyError(f"it failed with {type(error).__name__}: {error}") from error
     if not isinstance(choices, Mapping):
         raise PolicyError(f"it gave {choices!r}, expected a mapping of paths to Choices")

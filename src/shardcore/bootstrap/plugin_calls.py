@@ -1,10 +1,12 @@
 """Calls of functions of other packages, which may raise anything, or never return."""
 
+import ctypes
 import threading
 from collections.abc import Callable
 from typing import TypeVar
 
 from shardcore.domain.errors import PluginError
+from shardcore.reporting.waiting import waiting
 
 T = TypeVar("T")
 
@@ -12,7 +14,7 @@ T = TypeVar("T")
 SECONDS = 60.0
 
 
-def call(function: Callable[[], T], name: str) -> T:
+def call(function: Callable[[], T], name: str, package: str) -> T:
     """Returns what `function`, which another package has written, returns.
 
     It runs on another thread: only there can it be left alone if it hangs, and an interrupt of the
@@ -21,12 +23,13 @@ def call(function: Callable[[], T], name: str) -> T:
     Args:
         function: The function.
         name: Its name, for messages: "shardcore_strategies()".
+        package: The package.
 
     Raises:
         PluginError: If it raises anything, or has not returned after `SECONDS`.
 
     Example:
-        >>> call(lambda: 3, "three()")
+        >>> call(lambda: 3, "three()", "numbers")
         3
     """
     returned: list[T] = []
@@ -40,10 +43,19 @@ def call(function: Callable[[], T], name: str) -> T:
 
     thread = threading.Thread(target=run, name=f"shardcore-plugin {name}", daemon=True)
     thread.start()
-    thread.join(SECONDS)
+    with waiting(f"shardcore waits for package {package!r}: {name}", SECONDS):
+        thread.join(SECONDS)
     if returned:
         return returned[0]
     if raised:
         said = " ".join(f"{type(raised[0]).__name__}: {raised[0]}".split())
         raise PluginError(f"{name} failed: {said}") from raised[0]
+    _end(thread)
     raise PluginError(f"{name} has not returned after {SECONDS:g} seconds")
+
+
+def _end(thread: threading.Thread) -> None:
+    """Ends a thread at its next line of Python: it would take time and memory for ever."""
+    if thread.ident is not None:
+        number, error = ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(number, error)

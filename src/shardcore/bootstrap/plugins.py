@@ -131,7 +131,7 @@ def load() -> Plugins:
     for point in entry_points(group=hookspecs.PROJECT):
         package = point.dist.name if point.dist is not None else point.module
         try:
-            plugin = _registered(manager, point)
+            plugin = _registered(manager, point, package)
         except PluginError as error:
             loaded.strategies.broken[package] = loaded.policies.broken[package] = str(error)
         else:
@@ -139,13 +139,13 @@ def load() -> Plugins:
     return loaded
 
 
-def _registered(manager: pluggy.PluginManager, point: EntryPoint) -> object:
+def _registered(manager: pluggy.PluginManager, point: EntryPoint, package: str) -> object:
     """Imports, registers and returns the plug-in of a package.
 
     Raises:
         PluginError: If it cannot be imported, or its hooks are not ours.
     """
-    plugin = plugin_calls.call(point.load, f"the import of its plug-in {point.value!r}")
+    plugin = plugin_calls.call(point.load, f"the import of its plug-in {point.value!r}", package)
     try:
         manager.register(plugin)
     except pluggy.PluginValidationError as error:
@@ -159,7 +159,7 @@ def _add_all(manager: pluggy.PluginManager, plugin: object, package: str, loaded
     every: tuple[Offers[Any], ...] = (loaded.strategies, loaded.policies)
     for offers in every:
         try:
-            entries = _offered(manager, plugin, offers.hook)
+            entries = _offered(manager, plugin, offers.hook, package)
         except PluginError as error:
             offers.broken[package] = str(error)
             continue
@@ -167,12 +167,14 @@ def _add_all(manager: pluggy.PluginManager, plugin: object, package: str, loaded
             offers.add(entry, package)
 
 
-def _offered(manager: pluggy.PluginManager, plugin: object, hook: Hook[E]) -> list[E]:
+def _offered(manager: pluggy.PluginManager, plugin: object, hook: Hook[E], package: str) -> list[E]:
     """Returns the entries that one plug-in offers by the hook, checked."""
     hooks: list[Any] = getattr(manager.hook, hook.name).get_hookimpls()
     name = f"its hook {hook.name}()"
     its = [found.function for found in hooks if found.plugin is plugin]
-    offered = plugin_calls.call(lambda: [each for function in its for each in function()], name)
+    offered = plugin_calls.call(
+        lambda: [each for function in its for each in function()], name, package
+    )
     for each in offered:
         if not isinstance(each, hook.entry):
             raise PluginError(f"{name} gave {each!r}, expected a {hook.entry.__name__}")
@@ -259,7 +261,7 @@ def _why_unavailable(entry: StrategyEntry) -> str | None:
     if entry.package == OURS:
         return entry.why_unavailable()
     try:
-        reason = plugin_calls.call(entry.why_unavailable, "its why_unavailable()")
+        reason = plugin_calls.call(entry.why_unavailable, "its why_unavailable()", entry.package)
         if reason is not None and not isinstance(reason, str):
             raise PluginError(f"its why_unavailable() gave {reason!r}, expected None or a reason")
     except PluginError as error:

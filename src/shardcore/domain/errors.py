@@ -93,3 +93,32 @@ class MachineError(ShardcoreError, ValueError):
 
 class CheckpointError(ShardcoreError, ValueError):
     """A checkpoint that is missing, incomplete or damaged, or that does not fit the model."""
+
+
+def mark_shared(error: Exception) -> Exception:
+    """Marks an error that all ranks raise together, and returns it.
+
+    Example:
+        >>> is_shared(mark_shared(OSError("disk full"))), is_shared(OSError("disk full"))
+        (True, False)
+    """
+    error.is_shared_by_ranks = True  # type: ignore[attr-defined]
+    return error
+
+
+def is_shared(error: Exception) -> bool:
+    """Returns whether all ranks raise this error: no rank has to tell the others of it."""
+    return getattr(error, "is_shared_by_ranks", False)
+
+
+def name_file(error: OSError, path: str) -> None:
+    """Adds the path of the file to an error of a write, which has none.
+
+    Example:
+        >>> error = OSError(27, "File too large")
+        >>> name_file(error, "log.csv")
+        >>> str(error)
+        "[Errno 27] File too large: 'log.csv'"
+    """
+    if error.errno is not None and error.filename is None:
+        error.filename = path

@@ -113,9 +113,9 @@ def _called(entry: StrategyEntry, what: str, call: Callable[[], T]) -> T:
     """Calls a method of the strategy, and returns its result; an error names the package."""
     try:
         return call()
-    except ShardcoreError:
+    except (ShardcoreError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:  # SystemExit too: it is not the program's
         raise StrategyError(f"{_who(entry)}: {what}: {type(error).__name__}: {error}") from error
 
 

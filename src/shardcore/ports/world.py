@@ -98,8 +98,13 @@ class Processes(Protocol):
     def device_type(self) -> str:
         """The type of the device that holds the tensors: "cpu", "cuda", "mps" or "xpu"."""
 
-    def gather(self, fact: _Fact) -> list[_Fact]:
-        """Returns the `fact` of every process, in rank order. All call it, on the main thread."""
+    def gather(self, fact: _Fact, what: str = "a comparison of values") -> list[_Fact]:
+        """Returns the `fact` of every process, in rank order. All call it, on the main thread.
+
+        Args:
+            fact: It can be pickled.
+            what: The call that needs it, for the error.
+        """
 
     def meet(self, what: str) -> None:
         """Waits until every process has called it for the same place.

@@ -15,6 +15,8 @@ PACKAGE = str(Path(__file__).parents[1])
 LIBRARIES = ("site-packages", "dist-packages", str(Path(logging.__file__).parents[1]), "<frozen")
 # The file name of the code that is generated for captured steps.
 CAPTURED = "<captured step>"
+# The begin of a note on an error that one rank has, and all raise.
+RANK_COULD_NOT = r"Rank \d+ could not "
 
 
 def show_user_frames() -> Callable[[], None]:

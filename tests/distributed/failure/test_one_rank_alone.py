@@ -56,6 +56,8 @@ def fit(model, **options):
     [
         ("evaluate() of model 'net'", lambda model: model.evaluate(X, Y, verbose=0)),
         ("predict() of model 'net'", lambda model: model.predict(X, verbose=0)),
+        ("verify() of model 'net'", shardcore.verify),
+        ("explain() of model 'net'", lambda model: shardcore.explain(model, (X, Y))),
         ("the reading of a value of shape (4, 2)", lambda model: model.get_weights()),
         ("the reading of a tensor of shape (8, 2)", lambda model: model(torch.ones(8, 4)).tolist()),
     ],

@@ -16,6 +16,7 @@ from shardcore.adapters.job.start import start_problem
 from shardcore.adapters.torch_private import runs_on_gloo
 from shardcore.domain.errors import EnvironmentProblem
 from shardcore.domain.job import Job, resolve_job
+from shardcore.reporting import waiting
 from shardcore.testing import run_ranks
 from tests import warm
 
@@ -110,7 +111,12 @@ def test_no_collective_leaves_the_main_thread():
         assert "'a-callback'" in message
 
 
-def test_ranks_that_never_come_are_reported_with_the_remedy():
+LIMIT = r"at most until \d\d:\d\d:\d\d \(1 seconds in all\)\.\n"
+
+
+def test_ranks_that_never_come_are_reported_with_the_remedy(monkeypatch, capfd):
+    monkeypatch.setattr(waiting, "SECONDS", 0.2)
+
     def program(rank):
         job = Job(0, 2, 0, "127.0.0.1", free_port())
         with pytest.raises(EnvironmentProblem) as refused:
@@ -121,9 +127,13 @@ def test_ranks_that_never_come_are_reported_with_the_remedy():
     assert message.startswith("Rank 0 of 2 could not join its group at tcp://127.0.0.1:")
     assert "within 1 seconds" in message
     assert "Check that all 2 processes were started" in message
+    said = r"\[rank 0\] waits for the other 1 of its job to meet at tcp://127.0.0.1:\d+, "
+    assert re.search(said + LIMIT, capfd.readouterr().err)
 
 
-def test_a_port_that_accepts_and_never_answers_is_an_error_after_the_timeout():
+def test_a_port_that_accepts_and_never_answers_is_an_error_after_the_timeout(monkeypatch, capfd):
+    monkeypatch.setattr(waiting, "SECONDS", 0.2)
+
     def program(rank):
         with socket.create_server(("127.0.0.1", 0)) as other:
             job = Job(1, 2, 1, "127.0.0.1", other.getsockname()[1])
@@ -134,6 +144,8 @@ def test_a_port_that_accepts_and_never_answers_is_an_error_after_the_timeout():
     (message,) = run_ranks(program, 1, init=False, timeout=20)
     assert message.startswith("Rank 1 of 2 could not join its group at tcp://127.0.0.1:")
     assert "within 1 seconds" in message
+    said = r"\[rank 1\] waits for rank 0 and all others to meet at tcp://127.0.0.1:\d+, "
+    assert re.search(said + LIMIT, capfd.readouterr().err)
 
 
 @pytest.mark.parametrize("wrong", [0, 1])  # 0 holds the store, and ends last

@@ -1,7 +1,10 @@
 """Choosing a strategy: what plug-ins offer, what can be had, and the message when it cannot."""
 
 import logging
+import re
 import sys
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +13,7 @@ from shardcore import bootstrap
 from shardcore.bootstrap import plugin_calls, plugins
 from shardcore.domain.errors import EnvironmentProblem, StrategyError
 from shardcore.ports.strategy import StrategyEntry
+from shardcore.reporting import waiting
 from tests.plugins.packages import write_package
 
 HEAD = """\
@@ -213,6 +217,23 @@ def test_a_check_of_availability_may_fail(packages, warned, monkeypatch, body, s
         monkeypatch.setattr(plugin_calls, "SECONDS", 1.0)
     assert plugins.choose("auto", offered)[1]["more"] == said
     assert warned.messages == [f"package 'more-strategies', strategy 'more': {said}"]
+
+
+def test_a_hook_that_hangs_is_said_to_and_is_ended(packages, monkeypatch, capsys):
+    body = "while True: time.sleep(0.01)"
+    write_package(packages, "more-strategies", "import time\n" + hook(body))
+    monkeypatch.setattr(plugin_calls, "SECONDS", 1.0)
+    monkeypatch.setattr(waiting, "SECONDS", 0.2)
+    before = set(threading.enumerate())
+    plugins.load()
+    said = (
+        r"shardcore waits for package 'more-strategies': its hook shardcore_strategies\(\), at most"
+    )
+    assert re.match(rf"{said} until \d\d:\d\d:\d\d \(1 seconds", capsys.readouterr().err)
+    deadline = time.monotonic() + 5
+    while set(threading.enumerate()) - before:
+        assert time.monotonic() < deadline, "its thread goes on"
+        time.sleep(0.01)
 
 
 def test_a_name_of_ours_stays_ours(packages):

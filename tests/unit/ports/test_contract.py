@@ -51,11 +51,13 @@ def test_a_compatible_method_may_rename_and_add_arguments():
     contract.opened(entry(type("More", (SingleDeviceStrategy,), more)), WORLD)
 
 
-def test_an_error_of_opening_names_the_package():
+@pytest.mark.parametrize("error", [OSError, SystemExit])
+def test_an_error_of_opening_names_the_package(error):
     def fails(world):
-        raise OSError("no driver")
+        raise error("no driver")
 
-    said = r"^Strategy .* 'a-package': open\(\) on mesh \(data=1\): OSError: no driver$"
+    kind = error.__name__
+    said = rf"^Strategy .* 'a-package': open\(\) on mesh \(data=1\): {kind}: no driver$"
     with pytest.raises(StrategyError, match=said):
         contract.opened(entry(fails), WORLD)
 

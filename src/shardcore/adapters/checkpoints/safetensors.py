@@ -17,7 +17,7 @@ from shardcore.domain.checkpoints import bounds
 from shardcore.domain.checkpoints.grid import Box, runs
 from shardcore.domain.checkpoints.header import PREFIX, Entry, entries_of
 from shardcore.domain.checkpoints.index import DTYPES, StoredFile
-from shardcore.domain.errors import CheckpointError
+from shardcore.domain.errors import CheckpointError, name_file
 
 _READ_AT_ONCE = 2**22  # bytes
 _SHOWN = 200  # characters of an error
@@ -30,13 +30,17 @@ def write(path: Path, header: bytes, contents: Iterable[memoryview]) -> StoredFi
         Its name, size and checksum.
     """
     checksum, size = hashlib.sha256(), 0
-    with path.open("xb") as file:
-        for part in (memoryview(header), *contents):
-            file.write(part)
-            checksum.update(part)
-            size += part.nbytes
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with path.open("xb") as file:
+            for part in (memoryview(header), *contents):
+                file.write(part)
+                checksum.update(part)
+                size += part.nbytes
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        name_file(error, str(path))
+        raise
     return StoredFile(path.name, size, checksum.hexdigest())
 
 

@@ -2,16 +2,19 @@
 
 import contextlib
 import os
+import re
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
+from types import TracebackType
 from typing import NoReturn
 
 import attrs
 
 from shardcore.adapters.failure.store import TERMINATED, Failure, FailureStore, silent
-from shardcore.reporting.errors import say
+from shardcore.reporting.errors import RANK_COULD_NOT, say
 
 # The others exit a little later, so that a launcher sees the failing rank exit first.
 _YIELD_SECONDS = 1.5
@@ -82,3 +85,21 @@ def leave(code: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
+
+
+def goes_on(trace: TracebackType | None) -> bool:
+    """Returns whether the program goes on after an error that the hook gets.
+
+    Cython shows an error that it ignores so, such as that of a destructor of h5py.
+    """
+    stack = [frame for frame, _ in traceback.walk_stack(None)]
+    is_running = any(frame.f_code.co_name == "<module>" for frame in stack)
+    return is_running and trace is not None and trace.tb_frame not in stack
+
+
+def headline_of(kind: type[BaseException], error: BaseException) -> str:
+    """Returns the last line of the error, without its notes but that on a rank and its file."""
+    written = traceback.TracebackException(kind, error, None)
+    notes = [note for note in written.__notes__ or () if re.match(RANK_COULD_NOT, note)]
+    written.__notes__ = []
+    return " ".join([list(written.format_exception_only())[-1].strip(), *notes[:1]])

@@ -87,7 +87,7 @@ class FailureStore:
         self.signed.store.add("points", 1)
 
     def points(self, world_size: int) -> "list[tuple[int, int] | None] | None":
-        """Returns the points of all ranks; None until all have told theirs."""
+        """Returns the points of all ranks; None until each has written its own."""
         if self.signed.store.add("points", 0) < world_size:
             return None
         found = self.signed.get([f"point/{rank}" for rank in range(world_size)])

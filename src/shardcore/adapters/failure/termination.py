@@ -2,9 +2,9 @@
 
 A launcher sends SIGTERM to one rank or to all, at any time. While a program passes points, such as
 the ends of batches, no rank may stop at one that others have left behind: they would wait for it in
-a collective. So each rank tells the last point that it has passed, and goes no further than the
-next one until all have told. They meet at the point after the farthest one. A rank that waits in a
-collective tells too, by the thread of its watch, so that no rank waits in vain.
+a collective. So each rank publishes the last point that it has passed, and goes no further than the
+next one until all have done so. They meet at the point after the farthest one. A rank that waits in
+a collective does so too, by the thread of its watch, so that no rank waits in vain.
 
 Outside of such a part, and if the point does not come in time, the ranks end where they are.
 """
@@ -25,7 +25,7 @@ _LOOK_SECONDS = 0.05
 
 @attrs.define(eq=False)
 class Termination:
-    """What this rank knows of SIGTERM. The main thread passes points, another thread looks.
+    """The knowledge of this rank about SIGTERM: the main thread passes points, another one looks.
 
     Args:
         rank: This rank.

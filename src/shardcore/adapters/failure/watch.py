@@ -17,12 +17,11 @@ import os
 import sys
 import threading
 import time
-import traceback
 from itertools import count
 from types import TracebackType
 
 from shardcore.adapters.failure import heartbeats, late_report
-from shardcore.adapters.failure.end import End, leave, store_may_be_gone
+from shardcore.adapters.failure.end import End, goes_on, headline_of, leave, store_may_be_gone
 from shardcore.adapters.failure.interrupt import Interrupt
 from shardcore.adapters.failure.neighbours import Neighbours
 from shardcore.adapters.failure.place import Place
@@ -232,7 +231,7 @@ class FailureWatch:
     def _on_uncaught(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        if os.getpid() != self._pid:
+        if os.getpid() != self._pid or goes_on(trace):
             self._previous_hook(kind, error, trace)
             return
         self._end.begun.acquire()
@@ -246,7 +245,7 @@ class FailureWatch:
     def _tell(self, kind: type[BaseException], error: BaseException) -> None:
         """Publishes and shows this rank's failure, after another's if that came first."""
         strip_own_frames(error)
-        headline = _headline(kind, error)
+        headline = headline_of(kind, error)
         # Now: the others end once they know the failure.
         why = heartbeats.unmatched(error, is_enough=lambda: self._end.failure is not None)
         first, ended = self._publish(Failure(self._rank, why or headline))
@@ -282,10 +281,3 @@ class FailureWatch:
         if found is None:  # rank 0, which may hold it, is stopped
             self._end.released.set()
         return found or (own, [])
-
-
-def _headline(kind: type[BaseException], error: BaseException) -> str:
-    """Returns the last line of the error without its notes."""
-    written = traceback.TracebackException(kind, error, None)
-    written.__notes__ = []
-    return list(written.format_exception_only())[-1].strip()

@@ -17,7 +17,12 @@ from attrs import evolve, frozen
 from shardcore.adapters.job import process_group, signed_store
 from shardcore.adapters.job.rounds import Round
 from shardcore.adapters.job.signed_store import SignedStore
-from shardcore.domain.errors import RankMismatchError, ShardcoreError, StrategyError
+from shardcore.domain.errors import (
+    RankMismatchError,
+    ShardcoreError,
+    StrategyError,
+    mark_shared,
+)
 from shardcore.reporting.errors import say, user_line
 
 # The seconds after which a rank says for whom it waits.
@@ -84,6 +89,7 @@ def gather(value: _T, what: str = "a comparison of values") -> list[_T]:
         StrategyError: If called outside the main thread.
         RankMismatchError: If a rank is at another call, has ended, waits in a collective of
             tensors, or does not come within `SHARDCORE_TIMEOUT`.
+        Exception: The value of a rank that is at another call, if it is an error.
     """
     _check_thread()
     if not process_group.has_others():
@@ -98,9 +104,17 @@ def gather(value: _T, what: str = "a comparison of values") -> list[_T]:
     own = everyone[process_group.rank()]
     for rank, each in enumerate(everyone):
         if each.what != own.what:
+            _raise_first(value, everyone)
             where = f"rank {rank} is at {each.what} ({each.line})"
             raise RankMismatchError(f"{_at(own)}, but {where}. {TOGETHER}")
     return [each.value for each in everyone]
+
+
+def _raise_first(own: object, everyone: list[_Said]) -> None:
+    """Raises the error that a rank brings, if one does: ranks came apart because of it."""
+    error = next((said.value for said in everyone if isinstance(said.value, Exception)), None)
+    if error is not None:
+        raise mark_shared(own if isinstance(own, Exception) else error)
 
 
 def do_once(work: Callable[[], _T], what: str) -> _T:

@@ -21,6 +21,7 @@ from shardcore.adapters.job import devices
 from shardcore.adapters.job.start import interfaces, own_store, start_name, start_problem
 from shardcore.domain.errors import EnvironmentProblem
 from shardcore.domain.job import Job
+from shardcore.reporting.waiting import waiting
 
 if TYPE_CHECKING:  # a torch without torch.distributed has no stores
     from torch.distributed.distributed_c10d import Store
@@ -160,6 +161,12 @@ def set_seconds(variable: str, default: float) -> float:
 
 
 def _init(job: Job, timeout: float, init_method: str) -> None:
+    others = "rank 0 and all others" if job.rank else f"the other {job.world_size - 1} of its job"
+    with waiting(f"[rank {job.rank}] waits for {others} to meet at {init_method}", timeout):
+        _join(job, timeout, init_method)
+
+
+def _join(job: Job, timeout: float, init_method: str) -> None:
     backend, limit = devices.backend(job), timedelta(seconds=timeout)
     problem = interfaces.problem(job.rank)
     if problem:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import attrs
 
 from shardcore.binding.context.session import Session, Sessions
-from shardcore.domain.errors import StrategyError
+from shardcore.domain.errors import OtherRankFailed, StrategyError, is_shared, mark_shared
 from shardcore.ports.world import Processes
 
 
@@ -34,14 +34,19 @@ def raise_on_all_ranks(
     with _shared(sessions) as shared:
         try:
             work()
-        except Exception as error:  # noqa: BLE001 - raised again, below, when all have it
+        except OtherRankFailed:  # this rank ends; it waits for no other
+            raise
+        except Exception as error:
+            if is_shared(error):
+                raise
             if shared.failures is None:
                 own = _picklable(error, what, session.processes)
     if shared.failures is None:
-        shared.failures = session.processes.gather(own)
+        shared.failures = _gathered(own, session.processes)
     for rank, failure in enumerate(shared.failures):
         if failure is not None:
-            raise own if own is not None and rank == session.processes.rank else failure
+            is_own = own is not None and rank == session.processes.rank
+            raise mark_shared(own if own is not None and is_own else failure)
 
 
 def raise_on_ranks_that_come(work: Callable[[], None], what: str, sessions: Sessions) -> None:
@@ -54,6 +59,8 @@ def raise_on_ranks_that_come(work: Callable[[], None], what: str, sessions: Sess
         with _shared(sessions):
             try:
                 work()
+            except OtherRankFailed:
+                raise
             except Exception as error:  # noqa: BLE001 - raised again below
                 return _picklable(error, what, sessions.processes)
         return None
@@ -88,6 +95,21 @@ def check_other_ranks(sessions: Sessions) -> None:
             return
         shared.failures = failures
     raise next(failure for failure in shared.failures if failure is not None)
+
+
+def _gathered(own: Exception | None, processes: Processes) -> list[Exception | None]:
+    """Returns the error of each rank; one of a rank that came to another call is raised there too.
+
+    If the ranks do not come together, this rank's own error came first.
+    """
+    try:
+        return processes.gather(own)
+    except OtherRankFailed:
+        raise
+    except Exception as error:
+        if own is None or error is own:
+            raise
+        raise own from error
 
 
 def _picklable(error: Exception, what: str, processes: Processes) -> Exception:

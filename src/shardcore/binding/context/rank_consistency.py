@@ -13,6 +13,7 @@ from shardcore.binding.context.session import Session, stored_layout
 from shardcore.binding.keras_private.variables import tensor_of
 from shardcore.domain.errors import RankMismatchError, StrategyError
 from shardcore.domain.spec import named_axes
+from shardcore.ports.world import Processes
 
 Facts = dict[str, str]
 # Elements, 8 MiB of them in `float64`.
@@ -71,6 +72,22 @@ def compare(facts: Facts, session: Session, said: object = None) -> list[Any]:
     if len({each for each, _ in gathered}) > 1:
         _raise_first_difference(session.processes.gather(facts))
     return [each for _, each in gathered]
+
+
+def agreed(value: object, how: str, processes: Processes) -> Any:
+    """Returns one decision of all ranks: `how` is "any", "all" or "rank 0"."""
+    if how not in ("any", "all", "rank 0"):
+        raise StrategyError(
+            f'agree() takes "any", "all" or "rank 0", got {how!r}: say how the values of the ranks '
+            "become one."
+        )
+    processes.initialize()
+    is_of_rank_0 = how == "rank 0"
+    sent = value if is_of_rank_0 and processes.rank == 0 else bool(value)
+    everyone = processes.gather(sent, f"agree(..., {how!r})")
+    if is_of_rank_0:
+        return everyone[0]
+    return any(everyone) if how == "any" else all(everyone)
 
 
 def _raise_first_difference(everyone: list[Facts]) -> None:

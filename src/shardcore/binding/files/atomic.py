@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
+from shardcore.domain.errors import name_file
+
 
 def write_file(path: str, write: Callable[[str], object]) -> None:
     """Writes a file into a new folder beside `path`, and renames it when it is on disk.
@@ -82,6 +84,7 @@ def _name_in(error: Exception, path: str, others: tuple[str, ...]) -> None:
 
     error.args = tuple(map(named, error.args))
     if isinstance(error, OSError):
+        name_file(error, path)
         # None would be shown, as if it were the name.
         if error.filename is not None:
             error.filename = named(error.filename)

@@ -20,7 +20,7 @@ from shardcore.binding.context.session import Session, Sessions
 from shardcore.binding.files.atomic import atomically_written
 from shardcore.binding.files.saving import first_of, place_of
 from shardcore.binding.types import Original
-from shardcore.domain.errors import StrategyError
+from shardcore.domain.errors import OtherRankFailed, StrategyError, name_file
 
 # The functions of `keras.src.utils.file_utils` by which callbacks change a file system.
 WRITES = ("copy", "makedirs", "remove", "rmtree")
@@ -31,6 +31,7 @@ def together(
 ) -> None:
     """Replaces a method that writes a file: if one rank cannot, all ranks raise its error."""
     session, name = sessions.current(), type(callback).__name__
+    path = keras_private.path_of(callback)
     if session is None or session.mesh.size == 1:
         original(callback, *args, **kwargs)
         return
@@ -39,10 +40,16 @@ def together(
         failure = vars(callback).pop("_shardcore_failure", None)
         if failure is not None:
             raise failure
-        original(callback, *args, **kwargs)
+        try:
+            original(callback, *args, **kwargs)
+        except OSError as error:
+            if path:
+                name_file(error, path)
+            raise
 
+    what = f"write the file of {name}" + (f" {path!r}" if path else "")
     with _writing(callback, session, sessions):
-        raise_on_all_ranks(work, f"write the file of {name}", session, sessions)
+        raise_on_all_ranks(work, what, session, sessions)
 
 
 def by_path(
@@ -80,6 +87,8 @@ def raised_later(
     session = sessions.current()
     try:
         original(callback, *args, **kwargs)
+    except OtherRankFailed:
+        raise
     except Exception as error:
         if session is None or session.mesh.size == 1:
             raise

@@ -86,6 +86,7 @@ from shardcore.binding.keras_private.training import is_own_step as is_own_step
 from shardcore.binding.keras_private.training import loader_of as loader_of
 from shardcore.binding.keras_private.training import logs_of_step as logs_of_step
 from shardcore.binding.keras_private.training import place_of_files as place_of_files
+from shardcore.binding.keras_private.training import path_of as path_of
 from shardcore.binding.keras_private.training import progress_of as progress_of
 from shardcore.binding.keras_private.training import read_steps as read_steps
 from shardcore.binding.keras_private.training import results_of as results_of

@@ -265,3 +265,10 @@ def savers(callbacks: CallbackList) -> list[Callable[[], None]]:
     ]
     ours = [each.save_here for each in callbacks.callbacks if hasattr(each, "save_here")]
     return of_keras + ours
+
+
+def path_of(callback: Callback) -> str:
+    """Returns the path that a callback of Keras writes; empty if it is none of these."""
+    names = ("backup_dir", "filepath", "filename", "log_dir", "_log_dir")
+    found = (getattr(callback, name, None) for name in names)
+    return next((str(path) for path in found if path), "")

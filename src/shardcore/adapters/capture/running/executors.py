@@ -12,6 +12,7 @@ from shardcore.adapters.capture.running.cuda_graphs import Function
 from shardcore.adapters.capture.running.generated import function_of
 from shardcore.adapters.capture.trace.analyses import needs_of, with_needs
 from shardcore.adapters.capture.trace.trace import Call, Literals, Trace, numbered, values
+from shardcore.domain.errors import OtherRankFailed
 from shardcore.domain.steps.capture import NotCaptured
 
 
@@ -75,6 +76,8 @@ class Executors:
         """Returns the compiled function of `trace`; None and the reason if Inductor fails."""
         try:
             return compilation.compiled(trace, kept, literals, self.onednn), ""
+        except OtherRankFailed:  # this rank ends
+            raise
         except Exception as error:  # noqa: BLE001 - whatever it raises, the step runs without
             return None, f"{type(error).__name__}: {error}"
 

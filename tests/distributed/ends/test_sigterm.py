@@ -59,6 +59,12 @@ def compute():
         time.sleep(0.01)
 
 
+def save():
+    open(f"{folder}/trains-{rank}", "w").close()
+    while True:
+        model.save(f"{folder}/a.keras")
+
+
 def wait():
     open(f"{folder}/trains-{rank}", "w").close()
     dist.barrier()
@@ -84,6 +90,8 @@ elif place == "handler outside of fit":
     in_handler(compute)
 elif place == "collective":
     main(lambda: (compute if rank == 0 else wait)())
+elif place == "save":
+    main(save)
 elif place == "outside of fit":
     main(compute)
 elif place == "other rank in handler":
@@ -94,7 +102,7 @@ else:
 
 
 class Ended:
-    """How two ranks ended after SIGTERM to one of them."""
+    """The outcome of two ranks after SIGTERM to one of them."""
 
     def __init__(self, folder, kind, place, terminated):
         words = ["-c", PROGRAM, kind, place, str(folder)]
@@ -148,6 +156,7 @@ def test_all_ranks_save_at_one_step_and_end(tmp_path, kind, rank):
         ("nothing", "handler", 1),
         ("nothing", "handler outside of fit", 1),
         ("nothing", "outside of fit", 0),
+        ("nothing", "save", 1),
         ("nothing", "slow batch", 1),
         ("nothing", "other rank in handler", 1),
     ],

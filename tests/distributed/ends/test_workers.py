@@ -53,7 +53,7 @@ def by_subprocess():
 
 def by_subprocess_with_a_function():
     """It forks as `os.fork` does, since Python runs in the child."""
-    return subprocess.Popen(["sleep", "60"], preexec_fn=lambda: None)
+    return subprocess.Popen(["sleep", "60"], preexec_fn=lambda: None)  # noqa: PLW1509 - the subject
 
 
 kept = []  # an iterator of a loader, whose end waits for its workers
