@@ -149,6 +149,10 @@ class TorchProcesses:
         self.meet(what)
         try:
             yield
+        except SystemExit as error:
+            if error.code and self._watch is not None:
+                self._watch.exits(error.code)
+            raise
         except RuntimeError as error:
             if isinstance(error, ShardcoreError) or not _is_of_peers(error):
                 raise

@@ -55,6 +55,12 @@ class End:
             yield
             time.sleep(0.05)
 
+    def wait_for_readers(self, seconds: float) -> None:
+        """Waits until all other ranks have read the failure, at most for `seconds`."""
+        with store_may_be_gone():
+            for _ in self.until_released(self.store, seconds):
+                pass
+
     def after(self, failure: Failure) -> NoReturn:
         """Ends this rank because of another rank's failure, or of SIGTERM."""
         # The failing rank prints first.
@@ -67,9 +73,7 @@ class End:
         if failure.code != TERMINATED:
             time.sleep(_YIELD_SECONDS)
         elif self.rank == 0:  # its store may be here
-            with store_may_be_gone():
-                for _ in self.until_released(self.store, _YIELD_SECONDS):
-                    pass
+            self.wait_for_readers(_YIELD_SECONDS)
         leave(failure.code)
 
 

@@ -75,6 +75,7 @@ class FailureWatch:
             target=self._watch, args=stores, name="shardcore-failure-watch", daemon=True
         )
         self._stopped = threading.Event()
+        self._exits = False  # with an error code, which the others know
         self.termination = Termination(rank, world_size)
         self._interrupt = Interrupt(self._end.begun.locked)
         self._previous_hook = sys.excepthook
@@ -105,6 +106,12 @@ class FailureWatch:
         # An earlier watch of the same job has left its keys in the store, under another name.
         return cls(name, rank, world_size, neighbours)
 
+    def exits(self, code: object) -> None:
+        """Publishes that this rank ends by `sys.exit(code)`, which is known before its end."""
+        store, own = self._end.store, Failure(self._rank, f"SystemExit: {code}")
+        self._exits = True
+        heartbeats.within(_STORE_SECONDS, lambda: store.claim(own))
+
     def stop(self) -> None:
         """Ends this rank's part in the job in order. Does nothing the second time.
 
@@ -119,6 +126,8 @@ class FailureWatch:
         self._thread.join(5 * _POLL_SECONDS + _LEAVE_SECONDS)  # a lost store never answers it
         if self._end.failure is not None:
             self._end.after(self._end.failure)
+        if self._exits:
+            self._end.wait_for_readers(_SHOW_SECONDS)
         self._interrupt.close()
         if sys.excepthook == self._on_uncaught:
             sys.excepthook = self._previous_hook
@@ -132,7 +141,8 @@ class FailureWatch:
             self._end.release(store)
             return
         looks = (self._look(store) for _ in self._end.until_released(store, _LEAVE_SECONDS))
-        self._end.failure = next((each for each in looks if each is not None), None)
+        of_others = (each for each in looks if each is not None and each.rank != self._rank)
+        self._end.failure = next(of_others, None)
 
     def _watch(self, store: FailureStore, store_for_place: SignedStore) -> None:
         main, published, reported = Place(), "", False
@@ -178,7 +188,7 @@ class FailureWatch:
 
     def _interrupt_main(self, failure: Failure, store: FailureStore) -> None:
         """Lets the main thread end; ends this process if it does not."""
-        if failure.rank == self._rank and self._end.begun.locked():
+        if failure.rank == self._rank and (self._exits or self._end.begun.locked()):
             return  # it is ending
         self._end.failure = failure
         if failure != silent(0) and not self._end.released.is_set():
@@ -258,9 +268,7 @@ class FailureWatch:
         if why := why or heartbeats.unmatched(error, ended):
             say(f"[rank {self._rank}] {why}\n")
         if not self._end.released.is_set():
-            with store_may_be_gone():
-                for _ in self._end.until_released(self._end.store, _SHOW_SECONDS):
-                    pass
+            self._end.wait_for_readers(_SHOW_SECONDS)
 
     def _publish(self, own: Failure) -> tuple[Failure, list[int]]:
         """Publishes `own`; returns the first failure and the ranks that had ended in order."""
