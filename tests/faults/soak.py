@@ -1,0 +1,149 @@
+"""Trains in small steps for long on two ranks, and compares what a rank holds with minute five.
+
+python -m tests.faults.soak                 an hour
+python -m tests.faults.soak --minutes 15
+"""
+
+import argparse
+import gc
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import attrs
+import keras
+import torch
+
+import shardcore
+from shardcore.adapters.job.forked_ranks import free_port
+
+RANKS, BATCH, ROWS = 2, 16, 1024
+# The minutes until the memory of a rank is taken as that of the steady state.
+WARM_MINUTES = 5.0
+# By how much the resident memory may have grown since then.
+MOST = 0.01
+BETWEEN_SECONDS = 10.0
+
+
+@attrs.frozen
+class Sample:
+    """The resident memory of a rank in MiB at one moment, and counts of what it holds."""
+
+    minute: float
+    memory: float
+    descriptors: int
+    threads: int
+    tensors: int
+
+    @classmethod
+    def now(cls, began: float) -> "Sample":
+        """Returns what this process holds."""
+        gc.collect()
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return cls(
+            round((time.monotonic() - began) / 60, 2),
+            round(pages * os.sysconf("SC_PAGE_SIZE") / 2**20, 1),
+            len(os.listdir("/proc/self/fd")),
+            threading.active_count(),
+            sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects()),
+        )
+
+
+class Samples(keras.callbacks.Callback):
+    """Writes samples at ends of epochs, until the time is over on a rank."""
+
+    def __init__(self, minutes: float, path: Path) -> None:
+        super().__init__()
+        self.began, self.minutes, self.path, self.next = time.monotonic(), minutes, path, 0.0
+
+    def on_epoch_end(self, epoch: int, logs: object = None) -> None:
+        passed = time.monotonic() - self.began
+        if passed >= self.next:
+            self.next = passed + BETWEEN_SECONDS
+            with self.path.open("a") as file:
+                file.write(" ".join(map(str, attrs.astuple(Sample.now(self.began)))) + "\n")
+        self.model.stop_training = shardcore.agree(passed > 60 * self.minutes)
+
+
+def train(minutes: float, folder: Path) -> None:
+    """Trains one rank, with a checkpoint now and then."""
+    shardcore.install()
+    mesh = keras.distribution.DeviceMesh((1, RANKS), ("data", "model"))
+    rules = keras.distribution.LayoutMap(mesh)
+    rules[".*hidden/kernel"] = (None, "model")
+    keras.distribution.set_distribution(
+        keras.distribution.ModelParallel(layout_map=rules, batch_dim_name="data")
+    )
+    model = keras.Sequential(
+        [keras.Input((16,)), keras.layers.Dense(32, name="hidden"), keras.layers.Dense(1)]
+    )
+    model.compile("adam", "mse", metrics=["mae"])
+    x = keras.random.uniform((ROWS, 16), seed=1)
+    callbacks = [
+        Samples(minutes, folder / f"samples-{os.environ['RANK']}"),
+        shardcore.ShardedCheckpoint(folder / "checkpoints", every_minutes=1, keep=2),
+    ]
+    model.fit(
+        x, x[:, :1], BATCH, epochs=10**9, verbose=0, callbacks=callbacks,
+        validation_data=(x[:64], x[:64, :1]), validation_freq=20,
+    )  # fmt: skip
+    print(f"rank {os.environ['RANK']}: {int(model.optimizer.iterations)} steps", flush=True)
+
+
+def grown(path: Path) -> list[str]:
+    """Returns what has grown since minute five on a rank, and prints its first and last sample."""
+    rows = [line.split() for line in path.read_text().splitlines()]
+    samples = [Sample(float(m), float(r), int(d), int(t), int(n)) for m, r, d, t, n in rows]
+    steady = [each for each in samples if each.minute >= WARM_MINUTES] or samples[-1:]
+    first, last = steady[0], steady[-1]
+    print(f"{path.name}: {first}\n{path.name}: {last}", flush=True)
+    found = [
+        f"{name}: {getattr(first, name)}, then {getattr(last, name)}"
+        for name in ("descriptors", "threads", "tensors")
+        if getattr(last, name) > getattr(first, name)
+    ]
+    if last.memory > (1 + MOST) * first.memory:
+        found.append(f"memory: {first.memory} MiB, then {last.memory} MiB")
+    return [f"{path.name}: {each}" for each in found]
+
+
+def run(minutes: float) -> list[str]:
+    """Trains on ranks in new interpreters; returns what has grown."""
+    job = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    words = [sys.executable, "-m", "tests.faults.soak", "--minutes", str(minutes), "--rank-in"]
+    with tempfile.TemporaryDirectory(prefix="shardcore-soak-") as folder:
+        ranks = [
+            subprocess.Popen(
+                [*words, folder],
+                env=os.environ | job | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            )
+            for rank in range(RANKS)
+        ]
+        try:
+            codes = [rank.wait(60 * minutes + 300) for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+        assert codes == [0] * RANKS, codes
+        return [each for rank in range(RANKS) for each in grown(Path(folder) / f"samples-{rank}")]
+
+
+def main() -> None:
+    """Trains for an hour, and fails if something has grown."""
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.soak", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--rank-in", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.rank_in is not None:
+        train(given.minutes, given.rank_in)
+        return
+    problems = run(given.minutes)
+    sys.exit("\n".join(["it grows:", *problems]) if problems else 0)
+
+
+if __name__ == "__main__":
+    main()
