@@ -95,11 +95,14 @@ def train(minutes: float, folder: Path) -> None:
 
 
 def grown(path: Path) -> list[str]:
-    """Returns what has grown since minute five on a rank, and prints its first and last sample."""
+    """Returns what has grown on a rank since minute five, and prints both.
+
+    A thread that asks the store comes and goes, so the most of a minute is taken.
+    """
     rows = [line.split() for line in path.read_text().splitlines()]
     samples = [Sample(float(m), float(r), int(d), int(t), int(n)) for m, r, d, t, n in rows]
-    steady = [each for each in samples if each.minute >= WARM_MINUTES] or samples[-1:]
-    first, last = steady[0], steady[-1]
+    first = _most(samples, min(WARM_MINUTES, samples[-1].minute / 2))
+    last = _most(samples, samples[-1].minute - 1)
     print(f"{path.name}: {first}\n{path.name}: {last}", flush=True)
     found = [
         f"{name}: {getattr(first, name)}, then {getattr(last, name)}"
@@ -109,6 +112,12 @@ def grown(path: Path) -> list[str]:
     if last.memory > (1 + MOST) * first.memory:
         found.append(f"memory: {first.memory} MiB, then {last.memory} MiB")
     return [f"{path.name}: {each}" for each in found]
+
+
+def _most(samples: list[Sample], minute: float) -> Sample:
+    """Returns the most of each number in the minute that begins at `minute`."""
+    rows = [attrs.astuple(each) for each in samples if minute <= each.minute <= minute + 1]
+    return Sample(*map(max, zip(*rows, strict=True)))
 
 
 def run(minutes: float) -> list[str]:
