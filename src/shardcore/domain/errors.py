@@ -112,7 +112,7 @@ def is_shared(error: Exception) -> bool:
 
 
 def name_file(error: OSError, path: str) -> None:
-    """Adds the path of the file to an error of a write, which has none.
+    """Adds the path of the file to an error of a write, which has none; not to one of another rank.
 
     Example:
         >>> error = OSError(27, "File too large")
@@ -120,5 +120,5 @@ def name_file(error: OSError, path: str) -> None:
         >>> str(error)
         "[Errno 27] File too large: 'log.csv'"
     """
-    if error.errno is not None and error.filename is None:
+    if error.errno is not None and error.filename is None and not is_shared(error):
         error.filename = path

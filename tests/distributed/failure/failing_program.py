@@ -50,6 +50,14 @@ elif meanwhile == "sleep":
     finally:
         time.sleep(0.5)
         open(f"{folder}/cleaned too", "w").close()
+elif meanwhile == "handler":
+    try:
+        open("/there/is/none")
+    except FileNotFoundError:
+        try:
+            time.sleep(100)
+        finally:
+            open(f"{folder}/cleaned too", "w").close()
 elif meanwhile == "stubborn":
     while True:
         try:

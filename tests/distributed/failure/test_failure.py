@@ -64,8 +64,10 @@ def test_by_hand_an_exception_ends_all_ranks_and_all_name_it(program, failing, m
     assert (program.parent / "cleaned").exists()
 
 
-def test_the_finally_blocks_of_the_other_ranks_run(program):
-    assert by_hand(program, 1, "raise", "sleep").codes == [1, 1]
+@pytest.mark.parametrize("meanwhile", ["sleep", "handler"])
+def test_the_finally_blocks_of_the_other_ranks_run(program, meanwhile):
+    """Also if they work inside of `except`, as programs do that look for a file first."""
+    assert by_hand(program, 1, "raise", meanwhile).codes == [1, 1]
     assert (program.parent / "cleaned too").exists()
 
 

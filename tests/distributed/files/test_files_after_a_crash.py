@@ -156,7 +156,7 @@ def test_a_full_disk_is_one_error_on_all_ranks_for_a_log():
         return error.value.__notes__[0]
 
     assert set(run_ranks(log, 2)) == {
-        "Rank 0 could not write the file of CSVLogger: every rank raises this error."
+        "Rank 0 could not write the file of CSVLogger '/dev/full': every rank raises this error."
     }
 
 

@@ -94,7 +94,7 @@ def check_other_ranks(sessions: Sessions) -> None:
         if all(failure is None for failure in failures):
             return
         shared.failures = failures
-    raise next(failure for failure in shared.failures if failure is not None)
+    raise mark_shared(next(failure for failure in shared.failures if failure is not None))
 
 
 def _gathered(own: Exception | None, processes: Processes) -> list[Exception | None]:
