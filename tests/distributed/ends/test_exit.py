@@ -2,8 +2,6 @@
 
 import time
 
-import pytest
-
 from tests import warm
 from tests.distributed.failure.failing_program import environment
 
@@ -52,14 +50,14 @@ def ended(folder, exiting, slow):
     return [rank.returncode for rank in ranks], error, seconds
 
 
-@pytest.mark.parametrize("exiting", [0, 1])
-def test_the_others_end_before_the_interpreter_of_a_rank_that_exits(tmp_path, exiting):
-    codes, error, seconds = ended(tmp_path, exiting, slow=60)
-    assert codes[1 - exiting] == 1
-    assert f"as rank {exiting} failed first: SystemExit: 3" in error
+def test_the_others_end_before_the_interpreter_of_a_rank_that_exits(tmp_path):
+    codes, error, seconds = ended(tmp_path, 1, slow=60)
+    assert codes[0] == 1
+    assert "as rank 1 failed first: SystemExit: 3" in error
     assert seconds < 15
 
 
 def test_its_exit_code_stays(tmp_path):
     codes, error, _ = ended(tmp_path, 0, slow=0)
-    assert codes == [3, 1], error
+    assert codes == [3, 1]
+    assert "as rank 0 failed first: SystemExit: 3" in error
