@@ -46,6 +46,16 @@ ALLOWED = {
     "adapters/capture/recording/recorder.py: _recording": "likewise",
     "adapters/capture/recording/functions.py: cache of seeded_by_tensor": "of functions of Keras",
     "adapters/capture/recording/values.py: cache of _is_value": "of classes",
+    **dict.fromkeys(
+        (
+            f"binding/captured/python_state/objects.py: cache of {name}"
+            for name in (
+                *("_dict_descriptor", "has_unknown_state", "is_immutable", "iterates_plainly"),
+                "slots_of",
+            )
+        ),
+        "of classes",
+    ),
     "adapters/capture/trace/trace.py: cache of numbered": "of values, by their numbers",
     "adapters/engine/dispatch.py: cache of _route": "of operators",
     "adapters/torch_private/collectives.py: cache of _moving": "of the names of operators",
@@ -70,7 +80,7 @@ DISPLAYS = ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp | ast.Set
 CONSTANTS = {
     *("frozenset", "tuple", "compile", "MappingProxyType", "get_args", "object"),
     "find",  # a name of the Keras that is installed
-    *("TypeVar", "ParamSpec", "getLogger", "HookspecMarker", "HookimplMarker"),
+    *("TypeVar", "ParamSpec", "getLogger", "log_of", "HookspecMarker", "HookimplMarker"),
 }
 CHANGING = {
     *("dict", "list", "set", "bytearray", "Counter", "OrderedDict", "defaultdict", "deque"),

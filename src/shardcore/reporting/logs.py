@@ -9,7 +9,6 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from shardcore.domain.errors import printable
 
@@ -20,11 +19,13 @@ LEVELS = ("debug", "info", "warning", "error")
 class Log(logging.LoggerAdapter[logging.Logger]):
     """The log of a subject. What it is given of names and errors is printable, for any handler."""
 
-    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+    def log(
+        self, level: int, msg: object, *args: object, stacklevel: int = 1, **options: object
+    ) -> None:
         """Logs a message."""
         if self.isEnabledFor(level):
-            kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1
-            super().log(level, printable(str(msg)), *map(_printable, args), **kwargs)
+            cleaned = printable(str(msg)), *map(_printable, args)
+            super().log(level, *cleaned, stacklevel=stacklevel + 1, **options)  # type: ignore[arg-type]
 
 
 def log_of(subject: str) -> Log:

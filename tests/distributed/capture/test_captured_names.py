@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import shardcore
-from shardcore.binding.captured import step
+from shardcore.binding.captured import reports
 from shardcore.testing import run_ranks
 from tests.distributed.capture import stale_constants
 from tests.distributed.capture.stale_constants import RATE
@@ -35,14 +35,12 @@ GENERATOR, PYTHON_GENERATOR = np.random.default_rng(0), random.Random(0)
 
 
 CHAIN = INNERMOST = [1.0]
-for _ in range(2000):
+for _ in range(200):
     CHAIN = [CHAIN]
 
 
 def innermost(chain):
-    while isinstance(chain[0], list):
-        chain = chain[0]
-    return chain[0]
+    return innermost(chain[0]) if isinstance(chain[0], list) else chain[0]
 
 
 class Config:
@@ -124,7 +122,7 @@ SEEN = {
         lambda x: x * TABLE["a"][0]["b"],
         lambda: TABLE["a"][0].update(b=2.0),
     ),
-    "a list in two thousand lists": (
+    "a list in two hundred lists": (
         lambda x: x * innermost(CHAIN),
         lambda: INNERMOST.__setitem__(0, 2.0),
     ),
@@ -271,7 +269,7 @@ def test_recording_that_takes_long_says_so_once():
     def program(rank):
         begin("single")
         said = messages(logging.INFO)
-        with mock.patch.object(step, "_PATIENCE", 0.0):
+        with mock.patch.object(reports, "PATIENCE", 0.0):
             trained(lambda x: x, lambda: None, "auto")
         return said
 

@@ -43,6 +43,7 @@ from shardcore.adapters.torch_private.operators import writes_first as writes_fi
 from shardcore.adapters.torch_private.operators import writes_others as writes_others
 from shardcore.adapters.torch_private.operators import writing_into as writing_into
 from shardcore.adapters.torch_private.operators import written_operands as written_operands
+from shardcore.adapters.torch_private.tensors import METADATA_OF as METADATA_OF
 from shardcore.adapters.torch_private.tensors import NO_TORCH_FUNCTION as NO_TORCH_FUNCTION
 from shardcore.adapters.torch_private.tensors import accumulated as accumulated
 from shardcore.adapters.torch_private.tensors import after_backward as after_backward
@@ -52,7 +53,6 @@ from shardcore.adapters.torch_private.tensors import hook_registries as hook_reg
 from shardcore.adapters.torch_private.tensors import hooks_of as hooks_of
 from shardcore.adapters.torch_private.tensors import identity_of as identity_of
 from shardcore.adapters.torch_private.tensors import memory_of as memory_of
-from shardcore.adapters.torch_private.tensors import metadata_of as metadata_of
 from shardcore.adapters.torch_private.tensors import nodes_made as nodes_made
 from shardcore.adapters.torch_private.tensors import version_of as version_of
 from shardcore.adapters.torch_private.tensors import wrapper as wrapper

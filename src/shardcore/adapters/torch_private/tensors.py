@@ -104,7 +104,7 @@ def hook_registries() -> list[dict[int, Any]]:
 
 # Reads what changes of a tensor without an operator: whether it has a gradient, its hooks, and
 # those that run after its gradient is accumulated. By C alone, since guards read hundreds.
-metadata_of: Callable[[torch.Tensor], tuple[Any, ...]] = attrgetter(
+METADATA_OF: Callable[[torch.Tensor], tuple[Any, ...]] = attrgetter(
     "requires_grad", "_backward_hooks", "_post_accumulate_grad_hooks"
 )
 

@@ -24,6 +24,7 @@ from shardcore.binding.captured.python_state.observed import (
     is_profiled,
     without_collection,
 )
+from shardcore.binding.captured.reports import Reports
 from shardcore.binding.context.rank_consistency import meet_changed
 from shardcore.binding.context.session import Session
 from shardcore.domain.steps.capture import (
@@ -34,12 +35,7 @@ from shardcore.domain.steps.capture import (
     TracesDiffer,
 )
 from shardcore.ports.capture import Program, RecordedSums, StepCapture, StepTrace
-from shardcore.reporting.logs import log_of
 
-logger = log_of("capture")
-
-# After so many seconds it is said what takes them.
-_PATIENCE = 2.0
 _KEEP = "keep it in a variable (add_weight of the layer, or keras.Variable)"
 # Batches by their shapes, for which one function keeps programs.
 _MOST_SIGNATURES = 32
@@ -66,8 +62,10 @@ class CapturedStep:
     closures: Closures | None = None
     _called: ObservedCalls = attrs.field(factory=ObservedCalls, init=False)
     _entries: dict[Signature, CacheEntry] = attrs.field(factory=dict, init=False)
-    _seconds: float = attrs.field(default=0.0, init=False)
-    _warned: set[str] = attrs.field(factory=set, init=False)
+    _reports: Reports = attrs.field(
+        default=attrs.Factory(lambda step: Reports(step.trainer, step.name), takes_self=True),
+        init=False,
+    )
     _steps: int = attrs.field(default=0, init=False)  # that had a program
     _last: LastRun | None = attrs.field(default=None, init=False)  # None after an eager step
 
@@ -156,7 +154,9 @@ class CapturedStep:
         entry = self._entries.get(signature)
         if entry is None:
             if len(self._entries) == _MOST_SIGNATURES:
-                self._warn(f"batches came in more than {_MOST_SIGNATURES} shapes: pad them")
+                self._reports.refused(
+                    f"batches came in more than {_MOST_SIGNATURES} shapes: pad them"
+                )
                 return None
             state = State.DEFERRED if self._programs(signature.kind) else State.NEW
             entry = self._entries[signature] = CacheEntry(signature, Progress(state))
@@ -174,7 +174,7 @@ class CapturedStep:
             return
         if entry.programs and session is not None and session.mesh.size > 1:
             meet_changed(f"{self.name} of model {self.trainer.name!r}", change, session)
-        logger.debug("%s of %r: %s has changed", self.name, self.trainer.name, change)
+        self._reports.changed(change)
         entry.after(Event.CHANGED)
         if entry.progress.is_unstable:
             entry.unstable = f"{change} changes again and again: {_KEEP}"
@@ -208,7 +208,7 @@ class CapturedStep:
                 return self._made(entry, trace, most)
 
             outcome = agreed(make, trace, session)
-        self._tell_if_slow(time.perf_counter() - began)
+        self._reports.recorded(time.perf_counter() - began)
         if outcome.event is Event.REFUSED:
             self._refuse(entry, outcome.reason)
             return outputs
@@ -221,18 +221,6 @@ class CapturedStep:
             entry.traces.pop(trace.numbers, None)
             self._keep(outcome.program, entry)
         return outputs
-
-    def _tell_if_slow(self, seconds: float) -> None:
-        """Logs once that recording takes long, after a step of `seconds`; Inductor logs itself."""
-        before, self._seconds = self._seconds, self._seconds + seconds
-        if before <= _PATIENCE < self._seconds and self.trainer.jit_compile is not True:
-            logger.info(
-                "%s of model %r: its first steps are recorded, in %.1f s so far; the next ones run "
-                "from the trace. SHARDCORE_LOG=capture tells more.",
-                self.name,
-                self.trainer.name,
-                self._seconds,
-            )
 
     def _refusal(self, entry: CacheEntry, trace: StepTrace, session: Session | None) -> str:
         """Returns why the recorded step cannot have a program; empty if it can.
@@ -302,37 +290,8 @@ class CapturedStep:
     def _keep(self, program: Program, entry: CacheEntry) -> None:
         entry.programs.append(program)
         self.trainer.zero_grad()  # no later step overwrites the gradients of the eager ones
-        logger.debug("%s of %r is captured: %.1f s", self.name, self.trainer.name, self._seconds)
-        if effects := self._called.effects():
-            self._say_once(
-                f"{self.name} of model {self.trainer.name!r} is captured: its Python does not run "
-                f"again, so {' and '.join(effects)} in it are not repeated"
-            )
-        if program.remark:
-            logger.warning(
-                "%s of model %r is captured, but not compiled as jit_compile=True asks: %s.",
-                self.name,
-                self.trainer.name,
-                program.remark,
-            )
-
-    def _say_once(self, text: str) -> None:
-        if text not in self._warned:
-            self._warned.add(text)
-            logger.info(text)
+        self._reports.captured(self._called.effects(), program.remark)
 
     def _refuse(self, entry: CacheEntry, reason: str) -> None:
         entry.after(Event.REFUSED)
-        self._warn(reason)
-
-    def _warn(self, reason: str) -> None:
-        if reason in self._warned:
-            return
-        self._warned.add(reason)
-        logger.warning(
-            "%s of model %r is not captured, so it runs eagerly, with the same numbers: %s. "
-            "To silence this: model.compile(jit_compile=False).",
-            self.name,
-            self.trainer.name,
-            reason,
-        )
+        self._reports.refused(reason)

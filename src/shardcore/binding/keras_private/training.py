@@ -73,9 +73,9 @@ REFILLED = {"_losses", "_loss_ids", "_losses_override"}
 
 # Attributes that Keras or torch sets when it makes or builds a layer, and that no step changes.
 FIXED = {
-    *("name", "_name", "_path", "_parent_path", "_lock", "_called", "_call_signature", "build"),
+    *("name", "_path", "_parent_path", "_lock", "_called", "_call_signature", "build"),
     *("_call_has_training_arg", "_call_has_mask_arg", "_call_has_context_arg", "_auto_config"),
-    *("_allow_non_tensor_positional_args", "_non_persistent_buffers_set", "_input_spec"),
+    *("_allow_non_tensor_positional_args", "_input_spec"),
     *("_call_context_args", "call_signature_parameters", "_build_shapes_dict", "built"),
 }
 

@@ -12,7 +12,7 @@ from shardcore.domain.spec import DimSpec
 
 # Attributes that Keras does not change after a variable is made.
 _FIXED = {
-    *("_path", "_name", "_shape", "_dtype", "_initializer", "_ndim", "_layout"),
+    *("_path", "_shape", "_dtype", "_initializer", "_ndim", "_layout"),
     *("_aggregation", "_synchronization"),
 }
 # Those that it reads of a weight in training only.

@@ -15,7 +15,8 @@ import torch
 from shardcore.adapters.capture.recording.constants import are_equal, is_same, reader_of
 from shardcore.adapters.capture.recording.places import place
 from shardcore.adapters.capture.recording.recorder import Recorder
-from shardcore.adapters.capture.trace.trace import Call, Read, Trace, is_same_call, shown
+from shardcore.adapters.capture.trace.comparison import is_same_call, shown
+from shardcore.adapters.capture.trace.trace import Call, Read, Trace
 from shardcore.domain.errors import AuditError, EnvironmentProblem
 from shardcore.ports.capture import Observer
 

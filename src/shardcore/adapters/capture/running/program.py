@@ -15,11 +15,11 @@ from shardcore.adapters.capture.recording.functions import seeded_by_tensor, see
 from shardcore.adapters.capture.recording.recorder import Recorder, recording
 from shardcore.adapters.capture.running import cuda_graphs
 from shardcore.adapters.capture.running.executors import Executors
+from shardcore.adapters.capture.trace.comparison import difference
 from shardcore.adapters.capture.trace.trace import (
     Literals,
     Trace,
     Value,
-    difference,
     numbered,
     values,
 )
@@ -185,7 +185,7 @@ class TraceCapture:
     @property
     def metadata_of(self) -> Callable[[torch.Tensor], tuple[Any, ...]]:
         """Reads what changes of a tensor without an operator: its gradient's flag, its hooks."""
-        return torch_private.metadata_of
+        return torch_private.METADATA_OF
 
     def generator(self, seed: torch.Tensor) -> torch.Generator:
         """Returns a generator with the value of `seed`; a trace has it as one call."""

@@ -1,4 +1,4 @@
-"""What is compared of a value beside its identity: bytes of arrays, states, members."""
+"""Contents of values, which are compared beside their identity: bytes, states, members."""
 
 import random
 from array import array
@@ -97,10 +97,9 @@ def members_reader(container: Any) -> Callable[[], Iterable[Any]]:
     """
     if is_of(container, dict):
         return partial(_entries, container)
-    for kind in (list, tuple, set, frozenset, deque):
-        if is_of(container, kind):
-            return partial(kind.__iter__, container)
-    raise TypeError(f"{type(container)} is no container")
+    kinds = (list, tuple, set, frozenset, deque)
+    kind = next(kind for kind in kinds if is_of(container, kind))
+    return partial(kind.__iter__, container)
 
 
 def _entries(container: dict[Any, Any]) -> list[Any]:

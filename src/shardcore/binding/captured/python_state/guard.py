@@ -18,7 +18,7 @@ from shardcore.ports.capture import StepCapture
 
 @attrs.frozen
 class PythonGuard:
-    """What the code of a step read when it was recorded.
+    """The Python state that the code of a step read when it was recorded.
 
     Args:
         held: The values.

@@ -17,7 +17,7 @@ _ABSENT = object()
 
 @attrs.define(eq=False)
 class Held:
-    """What the code of a step may read, in lists that are compared by calls of C alone.
+    """Values that the code of a step may read, in lists that calls of C alone compare.
 
     A guard of an object is the length of its `__dict__`, the identity of the values of its keys,
     and its class: with the same length and all keys there, no other key is there.

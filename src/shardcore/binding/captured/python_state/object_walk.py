@@ -32,12 +32,8 @@ _BASES = attrgetter("__bases__", "__mro__")
 _FACTORY: Any = vars(defaultdict)["default_factory"]
 
 
-class NamesAreComputed(Exception):  # noqa: N818 - the walk begins again, with all attributes
-    """An object looks up attributes by names of its own."""
-
-
 @attrs.define(eq=False)
-class ObjectWalk:
+class ObjectWalk(abc.ABC):
     """A walk over objects, each visited once.
 
     Args:
@@ -55,6 +51,8 @@ class ObjectWalk:
     pending: list[tuple[Any, str]] = attrs.field(factory=list, init=False)
     # Weak references: what only they refer to would live as long as the guard, were it compared.
     weak: list[tuple[Any, str]] = attrs.field(factory=list, init=False)
+    # Whether an object looks up attributes by a name that no code has: all of them count then.
+    names_are_computed: bool = attrs.field(default=False, init=False)
     budget: Budget = attrs.field(factory=Budget, init=False)
     # All names in the user's code.
     user_names: frozenset[str] = attrs.field(init=False)
@@ -132,8 +130,8 @@ class ObjectWalk:
                 f"it reads {name}, which is {what} ({kind.__qualname__}), whose content cannot be "
                 "compared: pass what it gives in the batch, or keep it in a variable"
             )
-        if issubclass(kind, objects.LOOKUPS) and self.names is not None:
-            raise NamesAreComputed
+        if issubclass(kind, objects.LOOKUPS):
+            self.names_are_computed = True
 
     def _contents(self, value: Any, name: str) -> None:
         """Adds the members of containers and what methods, caches and references hold."""
@@ -251,17 +249,17 @@ class ObjectWalk:
         self.held.reader(partial(_BASES, kind), f"the bases of class {kind.__qualname__}")
         self._add(type(kind), kind.__name__)
 
+    @abc.abstractmethod
     def _function(self, function: FunctionType, name: str) -> None:
         """Adds what a function reads."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _module(self, module: ModuleType) -> None:
         """Adds what the user's code reads of a module."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _cached_function(self, function: Any) -> None:
         """Adds what the function of a cache reads, which may have run before the first step."""
-        raise NotImplementedError
 
 
 def is_standard(module: str) -> bool:
@@ -270,7 +268,7 @@ def is_standard(module: str) -> bool:
 
 
 def _title(owner: Any, found: dict[str, Any], name: str) -> str:
-    own = found.get("name", found.get("_name"))
+    own = found.get("name")
     return f"{type(owner).__name__} {own!r}" if isinstance(own, str) else name
 
 

@@ -94,7 +94,7 @@ class ObservedCalls:
         return code.co_name == "<module>" or is_effect or rules.is_library(module)
 
     def _library_of(self, file: str) -> str:
-        """Returns the library in whose folder a file lies; empty if it lies in none.
+        """Returns the library in whose folder a file is; empty without one.
 
         A module may take its own place in `sys.modules`, as `torch._VF` does.
         """

@@ -119,7 +119,6 @@ _CHANGING = frozenset(
             "gc.get_count",
         ),
         *("gc.get_threshold", "gc.get_stats", "sys.getrefcount", "sys.get_int_max_str_digits"),
-        *("torch._C._cuda_memoryStats", "torch._C._cuda_memorySnapshot"),
     }
 )
 

@@ -20,7 +20,6 @@ from shardcore.binding.captured.closures import Closures
 from shardcore.binding.captured.python_state import rules
 from shardcore.binding.captured.python_state.held import Held
 from shardcore.binding.captured.python_state.object_walk import (
-    NamesAreComputed,
     ObjectWalk,
     held_in,
     is_standard,
@@ -54,19 +53,20 @@ def held_state(
     Raises:
         NotCaptured: If the code may read what cannot be compared.
     """
-    try:
-        return _held_state(trainer, called, called.attribute_names(), Held(metadata_of), closures)
-    except NamesAreComputed:
-        return _held_state(trainer, called, None, Held(metadata_of), closures)
+    names = called.attribute_names()
+    walk = _walked(trainer, called, names, Held(metadata_of), closures)
+    if walk.names_are_computed and names is not None:
+        walk = _walked(trainer, called, None, Held(metadata_of), closures)
+    return walk.held
 
 
-def _held_state(
+def _walked(
     trainer: Any,
     called: ObservedCalls,
     names: frozenset[str] | None,
     held: Held,
     closures: Closures | None,
-) -> Held:
+) -> "_Walk":
     given = closures or Closures.of()
     walk = _Walk(called, names, held)
     walk.model(trainer)
@@ -75,7 +75,7 @@ def _held_state(
     walk.check_weak()
     called.check()
     walk.surroundings()
-    return held
+    return walk
 
 
 @attrs.define(eq=False)

@@ -1,0 +1,79 @@
+"""Messages about a captured step: that it is captured, slow to record, or eager, and why."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from shardcore.reporting.logs import log_of
+
+logger = log_of("capture")
+
+# Recording says what it does once it has taken longer than this (seconds).
+PATIENCE = 2.0
+
+
+@attrs.define(eq=False)
+class Reports:
+    """Says each message about one step of a model once.
+
+    Args:
+        trainer: The model.
+        name: The method of the model: "train_step" and so on.
+    """
+
+    trainer: Any
+    name: str
+    _seconds: float = attrs.field(default=0.0, init=False)
+    _said: set[str] = attrs.field(factory=set, init=False)
+
+    def recorded(self, seconds: float) -> None:
+        """Logs once that recording takes long, after a step of `seconds`; Inductor logs itself."""
+        before, self._seconds = self._seconds, self._seconds + seconds
+        if before <= PATIENCE < self._seconds and self.trainer.jit_compile is not True:
+            logger.info(
+                "%s of model %r: its first steps are recorded, in %.1f s so far; the next ones run "
+                "from the trace. SHARDCORE_LOG=capture tells more.",
+                self.name,
+                self.trainer.name,
+                self._seconds,
+            )
+
+    def changed(self, change: str) -> None:
+        """Logs that a change of Python state drops the programs."""
+        logger.debug("%s of %r: %s has changed", self.name, self.trainer.name, change)
+
+    def captured(self, effects: Sequence[str], remark: str) -> None:
+        """Logs that the step has a program, which does not repeat `effects`."""
+        logger.debug("%s of %r is captured: %.1f s", self.name, self.trainer.name, self._seconds)
+        if effects and self._is_new("effects"):
+            logger.info(
+                "%s of model %r is captured: its Python does not run again, so its %s are not "
+                "repeated.",
+                self.name,
+                self.trainer.name,
+                " and ".join(effects),
+            )
+        if remark:
+            logger.warning(
+                "%s of model %r is captured, but not compiled as jit_compile=True asks: %s.",
+                self.name,
+                self.trainer.name,
+                remark,
+            )
+
+    def refused(self, reason: str) -> None:
+        """Warns once that the step runs eagerly."""
+        if self._is_new(reason):
+            logger.warning(
+                "%s of model %r is not captured, so it runs eagerly, with the same numbers: %s. "
+                "To silence this: model.compile(jit_compile=False).",
+                self.name,
+                self.trainer.name,
+                reason,
+            )
+
+    def _is_new(self, text: str) -> bool:
+        is_new = text not in self._said
+        self._said.add(text)
+        return is_new
