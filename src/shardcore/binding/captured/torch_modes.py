@@ -33,6 +33,8 @@ def current() -> tuple[Any, ...]:
         torch.is_anomaly_check_nan_enabled(),
         torch.get_float32_matmul_precision(),
         torch.get_num_threads(),
+        *(torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark),
+        *(torch.backends.cudnn.deterministic, torch.backends.mkldnn.enabled),
     )
 
 

@@ -10,7 +10,7 @@ import attrs
 import torch
 
 from shardcore.binding.captured.python_state.contents import identities
-from shardcore.binding.captured.python_state.objects import PLAIN
+from shardcore.binding.captured.python_state.objects import PLAIN_TYPES
 
 _ABSENT = object()
 
@@ -206,7 +206,7 @@ def _shown(title: str, key: str) -> str:
 def _is_equal(now: object, then: object) -> bool:
     if now is then:
         return True
-    return isinstance(now, PLAIN) and type(now) is type(then) and bool(now == then)
+    return type(now) in PLAIN_TYPES and type(now) is type(then) and bool(now == then)
 
 
 def memories(tensors: Iterable[Any], local: Callable[[Any], Any]) -> frozenset[Any]:

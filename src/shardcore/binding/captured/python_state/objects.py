@@ -41,11 +41,11 @@ _IMMUTABLE_MODULES = frozenset(
         "ipaddress",
         "pathlib",
         "inspect",
-        "torch._ops",
         "_abc",
         "_collections",
     }
 )
+_OPERATORS = (type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor))
 _KNOWN_TO_THE_WALK = (
     *(*PLAIN, *CONTAINERS, *ORDERED, *VIEWS, *LOOKUPS, CACHED, partial, SimpleNamespace, type),
     *(torch.Tensor, torch.Generator, torch.Size, np.ndarray, np.generic, np.dtype, np.ufunc),
@@ -138,8 +138,8 @@ def has_unknown_state(kind: Any) -> bool:
 @cache
 def is_immutable(kind: Any) -> bool:
     """Returns whether the instances of a class of the standard library never change."""
-    module = kind.__module__
-    return module in _IMMUTABLE_MODULES or module.partition(".")[0] in _IMMUTABLE_MODULES
+    is_operator = issubclass(kind, _OPERATORS)
+    return is_operator or kind.__module__.partition(".")[0] in _IMMUTABLE_MODULES
 
 
 @cache
