@@ -4,7 +4,7 @@ import gc
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from cProfile import Profile
 from types import CodeType, ModuleType
@@ -18,6 +18,8 @@ from shardcore.domain.steps.capture import NotCaptured
 
 # Code that has no file: of modules that Python contains, and methods that attrs makes.
 _GENERATED = re.compile(r"<(?:frozen|attrs generated \w+) ([\w.]+)>")
+# Recordings that are repeated, as another thread may have called what cannot be captured.
+_MOST_DOUBTS = 2
 _REMEDY = "pass that in the batch, or keep it in a variable"
 
 
@@ -30,10 +32,15 @@ class ObservedCalls:
     """
 
     has_imported: bool = attrs.field(default=False, init=False)  # a module, in the last step
+    # Whether the caller of what was refused is unknown, and how often it was.
+    _is_doubtful: bool = attrs.field(default=False, init=False)
+    _doubts: int = attrs.field(default=0, init=False)
     _codes: dict[int, CodeType] = attrs.field(factory=dict, init=False)
     # The user's code; other code and functions of C that something else than a library may have
     # called.
     _called_outside: dict[Any, None] = attrs.field(factory=dict, init=False)
+    # What the user's code calls, as far as the profile knows.
+    _called_by_users: set[Any] = attrs.field(factory=set, init=False)
     _known_names: dict[CodeType, Names] = attrs.field(factory=dict, init=False)
     # By the file of a module of Python, its name.
     _modules: dict[str, str] = attrs.field(factory=dict, init=False)
@@ -55,12 +62,7 @@ class ObservedCalls:
             getattr(entry.code, "co_name", "") == "<module>" for entry in entries
         )
         collector = [getattr(callback, "__code__", None) for callback in gc.callbacks]
-        by_library: dict[Any, int] = {}
-        for entry in entries:
-            if self._is_trusted(entry.code):
-                for call in entry.calls or ():
-                    key = _key(call.code)
-                    by_library[key] = by_library.get(key, 0) + call.callcount
+        by_library = self._calls_by_libraries(entries)
         for entry in entries:
             code = entry.code
             if code in collector or (isinstance(code, CodeType) and code.co_name == "<module>"):
@@ -69,11 +71,47 @@ class ObservedCalls:
                 self._codes[id(code)] = code
             if entry.callcount > by_library.get(_key(code), 0) or self._is_users(code):
                 self._called_outside[code] = None
+            if self._is_users(code):
+                self._called_by_users.update(call.code for call in entry.calls or ())
+
+    def _calls_by_libraries(self, entries: Sequence[Any]) -> dict[Any, int]:
+        """Returns how often libraries call each function, and the modules of Python that they call.
+
+        Such a module counts as theirs if they alone call its function.
+        """
+        counts: dict[Any, int] = {}
+        waiting = [entry for entry in entries if not self._is_trusted(entry.code)]
+        ready = [entry for entry in entries if self._is_trusted(entry.code)]
+        while ready:
+            for call in (call for entry in ready for call in entry.calls or ()):
+                key = _key(call.code)
+                counts[key] = counts.get(key, 0) + call.callcount
+            ready = [
+                entry
+                for entry in waiting
+                if entry.callcount <= counts.get(_key(entry.code), 0)
+                and not self._is_users(entry.code)
+            ]
+            known = set(map(id, ready))
+            waiting = [entry for entry in waiting if id(entry) not in known]
+        return counts
+
+    def may_pass(self) -> bool:
+        """Returns whether the reason of a refusal may be gone in the next step: that is recorded.
+
+        What a module runs when it is imported, it runs once. From Python 3.12 on, a profile has the
+        calls of all threads.
+        """
+        if self.has_imported:
+            return True
+        self._doubts += self._is_doubtful and sys.version_info >= (3, 12)
+        return self._is_doubtful and 0 < self._doubts <= _MOST_DOUBTS
 
     def forget(self) -> None:
         """Drops all that was noted."""
         self._codes.clear()
         self._called_outside.clear()
+        self._called_by_users.clear()
 
     def module_of(self, code: CodeType) -> str:
         """Returns the name of the module that has the code; empty without one."""
@@ -149,15 +187,25 @@ class ObservedCalls:
         Raises:
             NotCaptured: If one may.
         """
+        self._is_doubtful = False
         for code in self._called_outside:
             if isinstance(code, str):
                 why, name = rules.why_unknown(code), code
+                if rules.is_setting(code) and not self._is_named(code):
+                    why = ""  # a library asks for it where the profile does not know the caller
             else:
                 name = f"{self.module_of(code).partition('.')[0]}.{code.co_qualname}"
                 is_refused = name in rules.REFUSED_FUNCTIONS
                 why = f"calls {name}(), which reads what no guard compares" if is_refused else ""
             if why:
+                self._is_doubtful = isinstance(code, str) and not self._is_named(code)
                 raise NotCaptured(f"{self._caller(name)} {why}: {_REMEDY}")
+
+    def _is_named(self, function: str) -> bool:
+        """Returns whether the user's code calls a function of C, or names it."""
+        name = function.rstrip(">").rpartition(".")[2]
+        names = (self.names_of(code).attributes for code in self.users())
+        return function in self._called_by_users or any(name in attributes for attributes in names)
 
     def _caller(self, function: str) -> str:
         """Returns the first user function that names `function`, and its line."""

@@ -155,6 +155,16 @@ _OF_TYPE = re.compile(r"<(?:method|slot wrapper) '(.*)' of '(.*)' objects>")
 _OF_MODULE = re.compile(r"<built-in (?:method|function) ([\w.]+?)( of .*)?>")
 
 
+def is_setting(function: str) -> bool:
+    """Returns whether a function of C reads a setting of Python, which libraries ask for too.
+
+    Example:
+        >>> is_setting("<built-in method sys.getrecursionlimit>")
+        True
+    """
+    return function.startswith(("<built-in method sys.", "<built-in method gc."))
+
+
 def is_library(module: str) -> bool:
     """Returns whether the code of a module belongs to a library whose reads are compared."""
     return module.partition(".")[0] in LIBRARIES
@@ -191,6 +201,7 @@ def why_unknown(function: str) -> str:
     if of_module is None:
         return ""  # the `repr` of a method of a class that is not in a module
     name, bound = of_module.groups()
+    name = re.sub(r"^_io\.", "io.", name)  # its name in Python 3.12
     if name in _CHANGING:
         return f"calls {name}(), which may return something else in each step"
     module = name.rpartition(".")[0]
