@@ -15,7 +15,7 @@ import sys
 import threading
 from contextvars import ContextVar
 from enum import Enum
-from types import FunctionType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -112,6 +112,8 @@ def _content(value: Any, depth: int) -> Any:
         return [_content(each, depth - 1) for each in members] if depth else len(value)
     if isinstance(value, Enum):  # does not change, and its class makes new functions when asked
         return repr(value)
+    if isinstance(value, MethodType):  # each look-up makes another one
+        return id(value.__func__)
     if isinstance(value, FunctionType | type | ModuleType) or callable(value) or not depth:
         return id(value)
     if type(value).__module__.startswith(("shardcore", "collections", "weakref")):

@@ -34,7 +34,10 @@ def log_of(subject: str) -> Log:
 
 
 def _printable(value: object) -> object:
-    return value if isinstance(value, int | float) else printable(str(value))
+    """Returns a value as it is, or its text without control characters if it has some."""
+    text = str(value)
+    cleaned = printable(text)
+    return value if cleaned == text else cleaned
 
 
 def configure(rank: Callable[[], int]) -> Callable[[], None]:

@@ -8,10 +8,10 @@ import keras
 import numpy as np
 import pytest
 import torch
-from shardcore.binding.captured.guard import PythonGuard
 
 from shardcore.adapters.capture import passes
 from shardcore.adapters.capture.passes.pipeline import Pass
+from shardcore.binding.captured.python_state.guard import PythonGuard
 from shardcore.binding.captured.step import CapturedStep
 from tests.distributed.programs import needs_compiler
 from tests.matrix import suite

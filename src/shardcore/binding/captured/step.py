@@ -19,6 +19,7 @@ from shardcore.binding.captured.cache import CacheEntry, LastRun, Signature
 from shardcore.binding.captured.closures import Closures
 from shardcore.binding.captured.local_tensors import local_tensors
 from shardcore.binding.captured.python_state.guard import PythonGuard
+from shardcore.binding.captured.python_state.object_walk import NEW_ATTRIBUTES
 from shardcore.binding.captured.python_state.observed import (
     ObservedCalls,
     is_profiled,
@@ -228,7 +229,10 @@ class CapturedStep:
         """
         if trace.refusal:
             return trace.refusal
-        if entry.guard is not None and (change := entry.guard.change()):
+        change = "" if entry.guard is None else entry.guard.change()
+        if change.startswith(NEW_ATTRIBUTES):
+            entry.guard = None  # Keras makes some in the second step
+        elif change:
             return f"{change} is changed by the step: {_KEEP}"
         local = (lambda tensor: tensor) if session is None else session.strategy.local
         try:

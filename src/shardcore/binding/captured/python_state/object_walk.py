@@ -28,6 +28,8 @@ from shardcore.domain.steps.capture import NotCaptured
 # The most objects that one guard compares: more take longer than the step.
 _MOST_OBJECTS = 300_000
 _IMMUTABLE = (tuple, frozenset)
+# What is said of an object of Keras or torch that has got or lost an attribute.
+NEW_ATTRIBUTES = "new attributes"
 _BASES = attrgetter("__bases__", "__mro__")
 _FACTORY: Any = vars(defaultdict)["default_factory"]
 
@@ -225,7 +227,7 @@ class ObjectWalk(abc.ABC):
                 self._add(value, f"attribute {key!r} of {title}")
         self.held.attributes(found, tuple(keys), title)
         if keras_private.RUNS_NOTED.isdisjoint(found):
-            self.held.size(found, f"attributes of {title}")
+            self.held.size(found, f"{NEW_ATTRIBUTES if is_library else 'attributes'} of {title}")
         else:
             self.held.content(partial(_lasting, found), f"attributes of {title}")
 
