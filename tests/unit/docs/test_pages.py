@@ -11,6 +11,7 @@ from shardcore.cli import arguments
 from shardcore.ports import hookspecs
 from shardcore.ports.policy import PolicyEntry
 from shardcore.ports.strategy import NewVariable, Strategy, StrategyEntry
+from tests import pure_modules
 from tests.checks.tree import ROOT
 
 DOCS = ROOT / "docs"
@@ -133,3 +134,7 @@ def test_contributing_names_files_and_targets_that_exist():
     assert [
         name for name in re.findall(r"`make ([\w-]+)`", text) if f"\n{name}:" not in makefile
     ] == []
+
+
+def test_the_page_on_captured_steps_has_the_pure_modules():
+    assert pure_modules.PAGE.read_text() == pure_modules.page()
