@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from shardcore.adapters.job import devices
 from shardcore.adapters.job.start import interfaces, own_store, start_name, start_problem
+from shardcore.adapters.torch_private import collectives
 from shardcore.domain.errors import EnvironmentProblem
 from shardcore.domain.job import Job
 from shardcore.reporting.waiting import waiting
@@ -59,13 +60,15 @@ def start(job: Job | None, timeout: float | None = None, *, init_method: str | N
         >>> start(None), rank(), world_size()
         (False, 0, 1)
     """
-    if is_started():
+    was_started = is_started()
+    if was_started:
         _check_same(job)
         devices.check_shared(world_size())
     elif job is not None:
         _init(job, seconds(timeout), init_method or _meeting(job))
-        return True
-    return False
+    if is_started():
+        collectives.gather_safely()
+    return is_started() and not was_started
 
 
 def simulate(ranks: int) -> None:

@@ -56,6 +56,30 @@ def all_gather(value: torch.Tensor, group: "dist.ProcessGroup") -> torch.Tensor:
     return wait(found).to(value.device) if by_host else found
 
 
+@cache
+def gather_safely() -> "torch.library.Library":
+    """Makes torch's all-gather of tensors on a CPU safe where several are under way.
+
+    torch 2.13 to 2.15: gloo runs this operator as an all-gather of a list of tensors. Two of those
+    at a time corrupt the heap: the process dies within 3 to 20 seconds of a loop of them (seen with
+    torch 2.13.0 and 2.14.1). The operator with `out=` is an all-gather of one tensor, which is safe.
+
+    Returns:
+        The registration, which lasts as long as the process.
+    """
+    library = torch.library.Library("_c10d_functional", "IMPL")  # type: ignore[no-untyped-call]
+    library.impl("all_gather_into_tensor", _gathered, "CPU")  # type: ignore[no-untyped-call]
+    return library
+
+
+@_of_real_parts
+def _gathered(value: torch.Tensor, size: int, group: str) -> torch.Tensor:
+    made = value.new_empty((size * value.shape[0], *value.shape[1:]))
+    gather = torch.ops._c10d_functional.all_gather_into_tensor_out
+    found: torch.Tensor = gather(value, size, group, out=made)
+    return found
+
+
 @_of_real_parts
 def reduce_scatter(value: torch.Tensor, op: str, group: "dist.ProcessGroup") -> torch.Tensor:
     """Returns this rank's part, along the first dim, of the reduction of `value`."""
