@@ -1,6 +1,7 @@
 """The end of this rank: what it says, how it leaves, and when its store may close."""
 
 import contextlib
+import inspect
 import os
 import re
 import sys
@@ -96,7 +97,8 @@ def goes_on(trace: TracebackType | None) -> bool:
 
     Cython shows an error that it ignores so, such as that of a destructor of h5py.
     """
-    stack = [frame for frame, _ in traceback.walk_stack(None)]
+    # Not walk_stack(None), which skips four frames on Python 3.12: fewer may be left.
+    stack = [frame for frame, _ in traceback.walk_stack(inspect.currentframe())]
     is_running = any(frame.f_code.co_name == "<module>" for frame in stack)
     return is_running and trace is not None and trace.tb_frame not in stack
 
