@@ -42,7 +42,7 @@ RecordedSums: TypeAlias = tuple[RecordedSum, ...]
 
 
 class Observer(Protocol):
-    """Notes the functions that this thread calls while it is enabled: a `cProfile.Profile`."""
+    """Notes the functions that this thread calls while it is enabled, such as a profile."""
 
     def enable(self) -> None:
         """Begins to note functions."""
@@ -129,7 +129,6 @@ class StepCapture(Protocol[TensorT_contra]):
         self,
         step: Callable[[], object],
         inputs: Sequence[TensorT_contra],
-        observer: Observer,
         programs: Sequence[Program],
     ) -> Any:
         """Returns the result of `step`, which runs eagerly and as one of `programs` would.
@@ -137,7 +136,6 @@ class StepCapture(Protocol[TensorT_contra]):
         Args:
             step: Returns a nest of plain tensors.
             inputs: The plain tensors of its batch.
-            observer: Enabled while the step's functions run.
             programs: Those of the step: they differ in the numbers that it reads on the host.
 
         Raises:

@@ -18,7 +18,6 @@ from shardcore.adapters.capture.recording.recorder import Recorder
 from shardcore.adapters.capture.trace.comparison import is_same_call, shown
 from shardcore.adapters.capture.trace.trace import Call, Read, Trace
 from shardcore.domain.errors import AuditError, EnvironmentProblem
-from shardcore.ports.capture import Observer
 
 _VARIABLE = "SHARDCORE_CAPTURE"
 _USUAL_INTERVAL = 10
@@ -63,14 +62,11 @@ class Auditor(Recorder):
 
     Args:
         inputs: The plain tensors of the batch.
-        observer: Enabled while functions of the step run.
         sources: The steps from which the programs were made.
     """
 
-    def __init__(
-        self, inputs: Sequence[Any], observer: Observer | None, sources: Sequence[Source]
-    ) -> None:
-        super().__init__(inputs, observer)
+    def __init__(self, inputs: Sequence[Any], sources: Sequence[Source]) -> None:
+        super().__init__(inputs)
         self._sources = list(sources)
         self._count = 0
 

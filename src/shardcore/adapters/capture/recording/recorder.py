@@ -4,7 +4,6 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from cProfile import Profile
 from typing import Any
 
 import numpy as np
@@ -24,17 +23,27 @@ from shardcore.adapters.torch_private import Args, Kwargs
 from shardcore.ports.capture import Observer
 
 
+class NoObserver:
+    """An observer that notes nothing."""
+
+    def enable(self) -> None:
+        """Does nothing."""
+
+    def disable(self) -> None:
+        """Does nothing."""
+
+
 class Recorder:
     """Records one run of a step, which runs eagerly.
 
     Args:
         inputs: The plain tensors of the batch.
-        observer: Enabled while functions of the step run; by default a profile that is dropped.
+        observer: Enabled while functions of the step run.
     """
 
     def __init__(self, inputs: Sequence[Any], observer: Observer | None = None) -> None:
         self.trace = Trace()
-        self._observer = observer or Profile(subcalls=False, builtins=False)
+        self._observer = observer or NoObserver()
         self._values = RecordedValues(self.trace, self.refuse, self.paused)
         self._inputs = inputs  # kept alive: no other tensor gets their memory
         self._busy = False

@@ -115,13 +115,12 @@ class TraceCapture:
         self,
         step: Callable[[], Any],
         inputs: Sequence[Any],
-        observer: Observer,
         programs: Sequence[Program],
     ) -> Any:
         """Returns the result of `step`, which runs eagerly and as one of `programs` would."""
         recorded = [program for program in programs if isinstance(program, RecordedProgram)]
         sources = [audit.Source(program.trace, program.literals) for program in recorded]
-        auditor = audit.Auditor(inputs, observer, sources)
+        auditor = audit.Auditor(inputs, sources)
         outputs = auditor.run(step)
         auditor.check_end()
         return outputs

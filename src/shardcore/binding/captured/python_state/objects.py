@@ -9,7 +9,7 @@ import threading
 import types
 import weakref
 from array import array
-from collections import OrderedDict, defaultdict, deque
+from collections import OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Iterator
 from contextvars import ContextVar
 from functools import cache, lru_cache, partial
@@ -42,10 +42,13 @@ _IMMUTABLE_MODULES = frozenset(
         "pathlib",
         "inspect",
         "_abc",
-        "_collections",
     }
 )
-_OPERATORS = (type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor))
+# The descriptors of a namedtuple have no public name; those of Python 3.12 name another module.
+_IMMUTABLE = (
+    *(type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor)),
+    type(vars(namedtuple("Pair", "first second"))["first"]),
+)
 _KNOWN_TO_THE_WALK = (
     *(*PLAIN, *CONTAINERS, *ORDERED, *VIEWS, *LOOKUPS, CACHED, partial, SimpleNamespace, type),
     *(torch.Tensor, torch.Generator, torch.Size, np.ndarray, np.generic, np.dtype, np.ufunc),
@@ -124,7 +127,10 @@ def has_unknown_state(kind: Any) -> bool:
     for base in kind.__mro__:
         if base is object:
             break
-        if base in _KNOWN_TO_THE_WALK or base.__module__.partition(".")[0] in _IMMUTABLE_MODULES:
+        if (
+            base in (*_KNOWN_TO_THE_WALK, *_IMMUTABLE)
+            or base.__module__.partition(".")[0] in _IMMUTABLE_MODULES
+        ):
             return False
         parent = base.__base__ or object
         slots = len(slots_of(base)) if "__slots__" in vars(base) else 0
@@ -138,8 +144,7 @@ def has_unknown_state(kind: Any) -> bool:
 @cache
 def is_immutable(kind: Any) -> bool:
     """Returns whether the instances of a class of the standard library never change."""
-    is_operator = issubclass(kind, _OPERATORS)
-    return is_operator or kind.__module__.partition(".")[0] in _IMMUTABLE_MODULES
+    return issubclass(kind, _IMMUTABLE) or kind.__module__.partition(".")[0] in _IMMUTABLE_MODULES
 
 
 @cache

@@ -15,11 +15,10 @@ import attrs
 from shardcore.binding.captured.python_state import rules
 from shardcore.binding.captured.python_state.names import Names
 from shardcore.domain.steps.capture import NotCaptured
+from shardcore.ports.capture import Observer
 
 # Code that has no file: of modules that Python contains, and methods that attrs makes.
 _GENERATED = re.compile(r"<(?:frozen|attrs generated \w+) ([\w.]+)>")
-# Recordings that are repeated, as another thread may have called what cannot be captured.
-_MOST_DOUBTS = 2
 _REMEDY = "pass that in the batch, or keep it in a variable"
 
 
@@ -27,14 +26,11 @@ _REMEDY = "pass that in the batch, or keep it in a variable"
 class ObservedCalls:
     """The functions that steps have called.
 
-    A profile knows who calls a function, except after a function of torch has run in the caller:
-    a call of an unknown caller counts as the user's.
+    cProfile knows who calls a function, except after a function of torch has run in the caller: a
+    call of an unknown caller counts as the user's.
     """
 
     has_imported: bool = attrs.field(default=False, init=False)  # a module, in the last step
-    # Whether the caller of what was refused is unknown, and how often it was.
-    _is_doubtful: bool = attrs.field(default=False, init=False)
-    _doubts: int = attrs.field(default=0, init=False)
     _codes: dict[int, CodeType] = attrs.field(factory=dict, init=False)
     # The user's code; other code and functions of C that something else than a library may have
     # called.
@@ -46,13 +42,10 @@ class ObservedCalls:
     _modules: dict[str, str] = attrs.field(factory=dict, init=False)
 
     @contextmanager
-    def observed(self) -> Iterator[Profile]:
-        """Notes what this thread calls, by cProfile: no function of Python runs at each call."""
-        profile = Profile(subcalls=True, builtins=True)
-        try:
+    def observed(self) -> Iterator[Observer]:
+        """Notes what this thread calls while the observer is enabled."""
+        with _profile() as profile:
             yield profile
-        finally:
-            profile.disable()
         self._note(profile.getstats())
 
     def _note(self, stats: Iterable[Any]) -> None:
@@ -95,17 +88,6 @@ class ObservedCalls:
             known = set(map(id, ready))
             waiting = [entry for entry in waiting if id(entry) not in known]
         return counts
-
-    def may_pass(self) -> bool:
-        """Returns whether the reason of a refusal may be gone in the next step: that is recorded.
-
-        What a module runs when it is imported, it runs once. From Python 3.12 on, a profile has the
-        calls of all threads.
-        """
-        if self.has_imported:
-            return True
-        self._doubts += self._is_doubtful and sys.version_info >= (3, 12)
-        return self._is_doubtful and 0 < self._doubts <= _MOST_DOUBTS
 
     def forget(self) -> None:
         """Drops all that was noted."""
@@ -187,7 +169,6 @@ class ObservedCalls:
         Raises:
             NotCaptured: If one may.
         """
-        self._is_doubtful = False
         for code in self._called_outside:
             if isinstance(code, str):
                 why, name = rules.why_unknown(code), code
@@ -198,7 +179,6 @@ class ObservedCalls:
                 is_refused = name in rules.REFUSED_FUNCTIONS
                 why = f"calls {name}(), which reads what no guard compares" if is_refused else ""
             if why:
-                self._is_doubtful = isinstance(code, str) and not self._is_named(code)
                 raise NotCaptured(f"{self._caller(name)} {why}: {_REMEDY}")
 
     def _is_named(self, function: str) -> bool:
@@ -237,6 +217,26 @@ class ObservedCalls:
             for code in self._called_outside
         )
         return ["prints"] * is_printing + ["log messages"] * is_logging
+
+
+@contextmanager
+def _profile() -> Iterator[Any]:
+    """Opens a profile of this thread: cProfile's, which runs no Python at each call, if it is."""
+    if sys.version_info < (3, 12):
+        profile = Profile(subcalls=True, builtins=True)
+        try:
+            yield profile
+        finally:
+            profile.disable()
+    else:
+        from shardcore.binding.captured.python_state.thread_profile import ThreadProfile
+
+        own = ThreadProfile()
+        own.start()
+        try:
+            yield own
+        finally:
+            own.stop()
 
 
 def _key(code: object) -> object:
