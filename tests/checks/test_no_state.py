@@ -71,6 +71,7 @@ ALLOWED = {
     "adapters/torch_private/operators.py: cache of writes_first": "of operators",
     "adapters/torch_private/operators.py: cache of writes_others": "of operators",
     "adapters/torch_private/operators.py: cache of writing_into": "of operators",
+    "adapters/torch_private/collectives.py: cache of gather_safely": "a kernel, registered once",
     "adapters/torch_private/onednn.py: cache of is_intel": "of the processor",
     "adapters/torch_private/trees.py: cache of _is_leaf": "of classes",
 }

@@ -109,6 +109,15 @@ class IsHookedBackward(Spy):
         return self.inner(super().call(x)) if is_real(x) else super().call(x)
 
 
+class CountsByKeras(Spy):
+    def call(self, x):
+        found = super().call(x)
+        if not is_real(x):
+            return found
+        counts = keras.ops.bincount(keras.ops.cast(x[:, 0] > 0, "int32"))
+        return found * keras.ops.cast(keras.ops.sum(counts), found.dtype)
+
+
 NOT_HELD = torch.ones(4)
 
 
@@ -121,6 +130,7 @@ class ReadsUnguarded(Spy):
     ("layer", "said"),
     [
         (ReadsValues, "reads values on the host"),
+        (CountsByKeras, "Keras computes it so, and a step with it cannot be captured"),
         (Counts, "attribute 'count' of Counts"),
         (Draws, "it reads sys.modules"),
         (DrawsFromGlobal, "global variable 'RNG'"),

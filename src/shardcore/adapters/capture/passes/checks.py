@@ -3,6 +3,7 @@
 If not, the writes of this run are undone, and the step is as if it had not begun.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,11 @@ from shardcore.domain.steps.capture import GuardFailed, NotCaptured
 
 # The most bytes that a run may write before its last check: they are copied at each run.
 _MOST_BYTES = 64 * 2**20
+
+# Of CTC, for instance: torch makes a result whose shape depends on the lengths of the labels.
+_IN_KERAS = f"{os.sep}keras{os.sep}src{os.sep}"
+_BY_KERAS = "Keras computes it so, and a step with it cannot be captured"
+_REMEDY = "compute with keras.ops, or read one number, as by float(x)"
 
 
 def check(tensor: torch.Tensor, number: Any) -> None:
@@ -43,10 +49,8 @@ def with_checks(trace: Trace, literals: Literals) -> Trace:
     varying = varying_memories(trace, literals) if trace.reads else set()
     reads = [each for each in trace.reads if trace.memory[each.value.number] in varying]
     if lines := [each.line for each in reads if each.number is None]:
-        raise NotCaptured(
-            f"the step reads values on the host: {lines[0]}: compute with keras.ops, or read one "
-            "number, as by float(x)"
-        )
+        remedy = _BY_KERAS if _IN_KERAS in lines[0] else _REMEDY
+        raise NotCaptured(f"the step reads values on the host: {lines[0]}: {remedy}")
     found = trace.with_calls(trace.calls)
     first: list[Call] = []
     for read in reversed(reads):

@@ -4,15 +4,16 @@ A notebook's kernel, a progress bar and shardcore's own watch run beside a step;
 no part of it.
 """
 
+import inspect
 import sys
 import threading
 from collections.abc import Sequence
+from functools import partial
 from types import BuiltinFunctionType, CodeType, MethodDescriptorType, ModuleType
 from typing import Any, TypeAlias
 
 import attrs
 
-_monitoring: Any = getattr(sys, "monitoring", None)  # None before Python 3.12
 # The code of a function of Python; cProfile's name of one of C.
 Function: TypeAlias = CodeType | str
 
@@ -39,6 +40,7 @@ class ThreadProfile:
     It has the interface of `cProfile.Profile`, and its place: Python allows one profiler.
     """
 
+    _monitoring: Any = attrs.field(factory=partial(getattr, sys, "monitoring"), init=False)
     _thread: int = attrs.field(factory=threading.get_ident, init=False)
     _is_enabled: bool = attrs.field(default=False, init=False)
     # Code by its id: its hash is that of all its names and constants.
@@ -51,23 +53,23 @@ class ThreadProfile:
         Raises:
             ValueError: If another profiler is at work.
         """
-        _monitoring.use_tool_id(_monitoring.PROFILER_ID, "shardcore")
+        self._monitoring.use_tool_id(self._monitoring.PROFILER_ID, "shardcore")
         self._listen(self._on_start, self._on_call)
-        events = _monitoring.events
+        events = self._monitoring.events
         noted = events.PY_START | events.PY_RESUME | events.CALL
-        _monitoring.set_events(_monitoring.PROFILER_ID, noted)
+        self._monitoring.set_events(self._monitoring.PROFILER_ID, noted)
 
     def stop(self) -> None:
         """Removes what `start` has registered."""
-        _monitoring.set_events(_monitoring.PROFILER_ID, 0)
+        self._monitoring.set_events(self._monitoring.PROFILER_ID, 0)
         self._listen(None, None)
-        _monitoring.free_tool_id(_monitoring.PROFILER_ID)
+        self._monitoring.free_tool_id(self._monitoring.PROFILER_ID)
 
     def _listen(self, on_start: Any, on_call: Any) -> None:
-        tool, events = _monitoring.PROFILER_ID, _monitoring.events
-        _monitoring.register_callback(tool, events.PY_START, on_start)
-        _monitoring.register_callback(tool, events.PY_RESUME, on_start)
-        _monitoring.register_callback(tool, events.CALL, on_call)
+        tool, events = self._monitoring.PROFILER_ID, self._monitoring.events
+        self._monitoring.register_callback(tool, events.PY_START, on_start)
+        self._monitoring.register_callback(tool, events.PY_RESUME, on_start)
+        self._monitoring.register_callback(tool, events.CALL, on_call)
 
     def enable(self) -> None:
         """Begins to note functions."""
@@ -95,9 +97,10 @@ class ThreadProfile:
     def _on_start(self, code: CodeType, offset: int) -> None:
         if not self._is_enabled or threading.get_ident() != self._thread:
             return
-        before = sys._getframe(1).f_back
-        if before is not None:
-            self._note(before.f_code, code)
+        frame = inspect.currentframe()
+        started = frame and frame.f_back
+        if started and started.f_back:
+            self._note(started.f_back.f_code, code)
 
     def _on_call(self, code: CodeType, offset: int, function: object, first: object) -> None:
         kind = type(function)
