@@ -13,9 +13,10 @@
 # make compat-all   does so for the table of pairs, and writes docs/reference/compatibility.md
 # make gpu    runs tests and a benchmark on the GPUs of this machine, and writes docs/reference/gpu.md
 # make hub    trains and runs models of keras-hub over two ranks, beside one device
+# make tensorflow  runs what needs TensorFlow beside torch: tf.data, TensorBoard, exports, captured preprocessing
 # make traffic  counts the bytes that a rank sends in a step, beside those of Keras on JAX
 # Each creates what it needs: .venv (everything), .venv-demo (no linters, no test tools), .venv-core (no torch,
-# no Keras), .venv-docs (the site), .venv-dist (build, twine), .venv-hub (keras-hub).
+# no Keras), .venv-docs (the site), .venv-dist (build, twine), .venv-hub (keras-hub), .venv-tensorflow.
 
 PYTHON ?= python3
 VENV := .venv
@@ -25,6 +26,7 @@ DIST_VENV := .venv-dist
 # The demo needs no development tools, and takes an environment that is there.
 DEMO_VENV := $(if $(wildcard $(VENV)/.installed),$(VENV),.venv-demo)
 HUB_VENV := .venv-hub
+TENSORFLOW_VENV := .venv-tensorflow
 PIP_INSTALL := -m pip install --disable-pip-version-check -c constraints.txt
 
 # Python compiles the modules that the tests import; to compile all that pip installs takes 20 seconds.
@@ -51,7 +53,7 @@ ifndef SIDE_BY_SIDE
 endif
 .PHONY: demo test test-fast lint faults hosts checks unit unit-core unit-torch distributed distributed-dtensor \
 	distributed-manual matrix-full \
-	bench bench-jax hub compat compat-all gpu docs dist traffic clean
+	bench bench-jax hub tensorflow compat compat-all gpu docs dist traffic clean
 
 demo: $(DEMO_VENV)/.installed
 	$(DEMO_VENV)/bin/python examples/demo.py
@@ -133,6 +135,10 @@ hub: $(HUB_VENV)/.installed
 	$(call headline,models of keras-hub over two ranks beside one device)
 	$(HUB_VENV)/bin/python -m pytest $(AT_A_TIME) tests/hub --durations=10
 
+tensorflow: $(TENSORFLOW_VENV)/.installed
+	$(call headline,tests that need TensorFlow)
+	$(TENSORFLOW_VENV)/bin/python -m pytest -n 0 tests/distributed/guides/test_tensorflow.py
+
 # The environments are in a cache folder, since torch for CUDA takes 5 GB: see tests/compat.
 TORCH ?= newest
 KERAS ?= newest
@@ -163,7 +169,7 @@ traffic: $(VENV)/.installed build/bench-jax/.installed
 	$(VENV)/bin/python -m benchmarks.traffic $(TRAFFIC)
 
 clean:
-	rm -rf $(VENV) .venv-demo $(CORE_VENV) $(DOCS_VENV) $(DIST_VENV) $(HUB_VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-demo $(CORE_VENV) $(DOCS_VENV) $(DIST_VENV) $(HUB_VENV) $(TENSORFLOW_VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -203,6 +209,12 @@ $(HUB_VENV)/.installed: pyproject.toml constraints-hub.txt
 	$(@D)/bin/python -m pip install --disable-pip-version-check -c constraints-hub.txt -e '.[torch]' \
 		pytest pytest-xdist hypothesis grain kagglehub regex safetensors sentencepiece tokenizers
 	$(@D)/bin/python -m pip install --disable-pip-version-check -c constraints-hub.txt --no-deps keras-hub
+	@touch $@
+
+$(TENSORFLOW_VENV)/.installed: pyproject.toml constraints.txt
+	$(call headline,installing shardcore beside TensorFlow into $(TENSORFLOW_VENV))
+	$(create_venv)
+	$(@D)/bin/python $(PIP_INSTALL) $(COMPILED_LATER) -e '.[torch,dev]' 'tensorflow-cpu==2.20.*' 'tensorboard==2.20.*'
 	@touch $@
 
 build/bench-jax/.installed: benchmarks/constraints-jax.txt

@@ -3,6 +3,7 @@
 Run with tensorflow-cpu 2.20, tensorboard 2.20, onnx 1.23, onnxscript 0.7 and openvino 2026.4.
 """
 
+import logging
 import os
 import resource
 import tempfile
@@ -11,8 +12,10 @@ import keras
 import numpy as np
 import pytest
 
+import shardcore
 from shardcore.domain.errors import RankMismatchError
 from shardcore.testing import run_ranks
+from tests.distributed.capture.steps import messages
 from tests.distributed.data.batches import EXTRA, RULES, X, Y, model, numbers
 from tests.distributed.files.test_export import RULES as EXPORTED_RULES
 from tests.distributed.files.test_export import X as EXPORTED_X
@@ -212,3 +215,30 @@ def test_a_saved_model_which_keras_cannot_write_on_torch_fails_on_every_rank(tmp
             export(rank, (1, 2), tmp_path, "tf_saved_model")
 
     run_ranks(program, 2)
+
+
+PREPROCESSING = {
+    "flip": keras.layers.RandomFlip,
+    "translation": lambda: keras.layers.RandomTranslation(0.1, 0.1),
+    "contrast": lambda: keras.layers.RandomContrast(0.2),
+    "rotation": lambda: keras.layers.RandomRotation(0.1),
+    "resizing": lambda: keras.layers.Resizing(6, 6),
+    "normalization": lambda: keras.layers.Normalization(mean=0.0, variance=1.0),
+}
+
+
+@pytest.mark.parametrize("name", PREPROCESSING)
+def test_steps_with_preprocessing_are_captured_beside_tensorflow(name):
+    def program(rank):
+        shardcore.install("single")
+        said = messages(logging.DEBUG)
+        keras.utils.set_random_seed(0)
+        layers = [PREPROCESSING[name](), keras.layers.Flatten(), keras.layers.Dense(2)]
+        model = keras.Sequential([keras.Input((8, 8, 3)), *layers])
+        model.compile("sgd", "mse")
+        for _ in range(4):
+            model.train_on_batch(np.ones((2, 8, 8, 3), "float32"), np.ones((2, 2), "float32"))
+        return said
+
+    ((said,),) = run_ranks(program, 1)
+    assert "is captured" in said

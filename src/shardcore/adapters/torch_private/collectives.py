@@ -74,10 +74,9 @@ def gather_safely() -> "torch.library.Library":
 
 @_of_real_parts
 def _gathered(value: torch.Tensor, size: int, group: str) -> torch.Tensor:
-    made = value.new_empty((size * value.shape[0], *value.shape[1:]))
-    gather = torch.ops._c10d_functional.all_gather_into_tensor_out
-    found: torch.Tensor = gather(value, size, group, out=made)
-    return found
+    memory = value.new_empty((size * value.shape[0], *value.shape[1:]))
+    gathered: torch.Tensor = gather_into()(value, size, group, out=memory)
+    return gathered
 
 
 @_of_real_parts
@@ -171,6 +170,16 @@ def runs_on_gloo(group: str, device: torch.device) -> bool:
     """Returns whether gloo moves tensors on `device` over the group of this name."""
     is_cpu = device.type == "cpu"
     return is_cpu or f"{device.type}:gloo" in str(dist.get_backend_config(_group_named(group)))
+
+
+def gather() -> Any:
+    """Returns the operator that starts an all-gather."""
+    return torch.ops._c10d_functional.all_gather_into_tensor.default
+
+
+def gather_into() -> Any:
+    """Returns the operator that starts an all-gather into given memory, `out`."""
+    return torch.ops._c10d_functional.all_gather_into_tensor_out.default
 
 
 def wait_for() -> Any:

@@ -9,6 +9,7 @@ from shardcore.adapters.capture.passes.cleanup import (
     with_plain_ones,
     without_dead_code,
 )
+from shardcore.adapters.capture.passes.communication.gathers import with_memory_for_gathers
 from shardcore.adapters.capture.passes.communication.overlap import (
     with_early_starts,
     with_late_waits,
@@ -32,6 +33,7 @@ from shardcore.ports.capture import RecordedSum
 DONATED_INPUTS = Pass(with_donated_inputs)
 DIRECT_VIEWS = Pass(with_direct_views, needs={Fact.NEW_MEMORY})
 OPERANDS_REUSED = Pass(with_operands_reused, breaks={Fact.NEW_MEMORY})
+MEMORY_FOR_GATHERS = Pass(with_memory_for_gathers)
 
 # Inductor errs on these operators, or computes them slower than torch does.
 PASSES_FOR_COMPILER = (
@@ -59,7 +61,7 @@ def passes_of(
         Pass(buckets, needs={Fact.NEW_MEMORY, Fact.UNREAD_LOSS}, joins=True),
         Pass(with_early_starts, needs={Fact.NEW_MEMORY}),
         Pass(with_late_waits, needs={Fact.NEW_MEMORY}),
-        *(() if memories is None else (OPERANDS_REUSED,)),
+        *(() if memories is None else (OPERANDS_REUSED, MEMORY_FOR_GATHERS)),
     )
 
 

@@ -1,0 +1,32 @@
+"""All-gathers on a CPU that get their memory from the step."""
+
+import attrs
+import torch
+
+from shardcore.adapters.capture.trace.rewriting import rewritten
+from shardcore.adapters.capture.trace.trace import Call, Trace
+from shardcore.adapters.torch_private import collectives
+
+_EMPTY = torch.ops.aten.empty.memory_format
+
+
+def with_memory_for_gathers(trace: Trace) -> Trace:
+    """Returns `trace` with all-gathers on a CPU that write into memory which the step makes.
+
+    Such a gather is safe on gloo where several are under way (`collectives.gather_safely`), and
+    here it runs no Python.
+    """
+
+    def rewrite(call: Call, found: Trace) -> Call:
+        if call.operator is not collectives.gather():
+            return call
+        form = found.form(call.result)
+        if form.device.type != "cpu" or form.dtype.is_complex:
+            return call
+        kwargs = {"dtype": form.dtype, "device": form.device}
+        found.calls.append(Call(_EMPTY, ([*form.shape],), kwargs, call.result, (), call.line))
+        into = call.kwargs | {"out": call.result}
+        operator = collectives.gather_into()
+        return attrs.evolve(call, operator=operator, kwargs=into, writes=(call.result,))
+
+    return rewritten(trace, rewrite)
