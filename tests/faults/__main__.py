@@ -9,8 +9,8 @@ import os
 import sys
 
 os.environ |= {"KERAS_BACKEND": "torch"}
-# A line for each of many thousand saves and loads would hide the table.
-os.environ.setdefault("SHARDCORE_LOG", "warning")
+# A few lines for each of many thousand saves and loads would hide the table.
+os.environ.setdefault("SHARDCORE_LOG", "error")
 
 import attrs  # after the environment that Keras reads
 from absl import logging

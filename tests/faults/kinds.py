@@ -37,7 +37,7 @@ class Kind:
 def tried(name: str, times: int, work: Callable[[], list[Kind]]) -> list[Kind]:
     """Returns the kinds that `work` returns; if it fails, one of so many times that did not hold.
 
-    Nobody knows then which of the times it was.
+    The error does not say which of the times it was.
     """
     try:
         return work()

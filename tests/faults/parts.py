@@ -12,16 +12,8 @@ from typing import Any
 import attrs
 
 from tests.compat.environments import ROOT
-from tests.faults import (
-    checkpoint_files,
-    hostile_files,
-    kills,
-    launches,
-    page,
-    processes,
-    saves,
-    soak,
-)
+from tests.faults import kills, launches, page, processes, saves, soak
+from tests.faults.files import checkpoint_files, hostile_files
 from tests.faults.kinds import Kind
 
 RESULTS = ROOT / "build" / "faults" / "found.json"
@@ -29,7 +21,7 @@ RESULTS = ROOT / "build" / "faults" / "found.json"
 
 @attrs.frozen
 class Amounts:
-    """How much each part tries.
+    """The times that each part tries its kinds.
 
     Args:
         training_kills: Kills of a training with each kind of checkpoint.

@@ -11,6 +11,7 @@ from tests.faults.kinds import Kind
 
 FOLDER = ROOT / "build" / "faults"
 DISTRIBUTED = "tests/distributed"
+LOG_VARIABLE = "SHARDCORE_LOG"
 # For each part its test files, and of some the functions that are about a fault. A test without a
 # fault is left out, and so is the quick part of another part of `make faults`.
 TESTS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -133,6 +134,7 @@ def kinds(part: str) -> Iterator[Kind]:
     folder.mkdir(parents=True, exist_ok=True)
     paths = os.pathsep.join(map(str, (ROOT / "src", ROOT)))
     environment = {**os.environ, "KERAS_BACKEND": "torch", "PYTHONPATH": paths}
+    environment.pop(LOG_VARIABLE, None)  # tests read the log
     outcome(sys.executable, nodes(part), environment, folder)
     cases = reported(folder)
     if not cases:

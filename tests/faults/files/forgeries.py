@@ -1,6 +1,6 @@
 """A small checkpoint, and the ways in which a forger changes its index, headers and shards.
 
-Each way returns the name of its kind.
+Each way returns a name for the kind of change that it has made.
 """
 
 import hashlib

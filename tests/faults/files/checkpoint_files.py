@@ -1,6 +1,6 @@
 """Damages the files of a checkpoint at random, and loads it: an error with a name, or its values.
 
-KERAS_BACKEND=torch python -m tests.faults.checkpoint_files     1000 cases
+KERAS_BACKEND=torch python -m tests.faults.files.checkpoint_files     1000 cases
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from keras import layers
 import shardcore
 from shardcore.domain.errors import CheckpointError
 from shardcore.testing import run_ranks
-from tests.faults import forgeries
+from tests.faults.files import forgeries
 from tests.faults.kinds import Kind, grouped
 
 SECONDS = 20  # for one load

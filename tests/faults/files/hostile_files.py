@@ -2,7 +2,7 @@
 
 Each reading ends well or in a CheckpointError, within two seconds of processor time and 512 MiB.
 
-python -m tests.faults.hostile_files     10,000 cases
+python -m tests.faults.files.hostile_files     10,000 cases
 """
 
 import os
@@ -22,7 +22,7 @@ from shardcore.cli import checkpoints
 from shardcore.domain.checkpoints.grid import Grid
 from shardcore.domain.checkpoints.index import Index, StoredFile, StoredVariable
 from shardcore.domain.errors import CheckpointError
-from tests.faults import forgeries
+from tests.faults.files import forgeries
 from tests.faults.kinds import Kind, grouped
 
 # Imported here, not in the first reading: they import torch and HDF5.
