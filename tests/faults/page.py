@@ -57,13 +57,15 @@ def _counts(part: dict[str, Any]) -> tuple[int, int, int]:
 
 
 def _kinds(found: dict[str, Any]) -> Iterator[str]:
-    """Yields the kinds of each part, with the times if they are more than one."""
+    """Yields a row with the kinds of each part, with the times if they are more than one."""
+    yield "\n| part | kinds |"
+    yield "|---|---|"
     for name, part in found["parts"].items():
         names = [
-            kind["name"] + (f" × {kind['tried']:,}" if kind["tried"] > 1 else "")
+            _plain(kind["name"]) + (f" × {kind['tried']:,}" if kind["tried"] > 1 else "")
             for kind in part["kinds"]
         ]
-        yield f"\n**{name}**: {_plain('; '.join(names))}."
+        yield f"| {name} | {'; '.join(names)} |"
 
 
 def _shown(problems: list[str]) -> str:
