@@ -98,7 +98,13 @@ def _versions() -> dict[str, str]:
 
 
 def _commit() -> str:
-    """Returns the commit, and whether files differ from it."""
-    asked = ["git", "describe", "--always", "--exclude=*", "--dirty= and changes"]
-    done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True)
+    """Returns the commit, and whether files differ from it, the page aside."""
+    commit = _git("rev-parse", "--short", "HEAD")
+    others = ("--", ".", f":!{page.PAGE.relative_to(ROOT)}")
+    changed = _git("status", "--porcelain", "--untracked-files=no", *others)
+    return f"{commit} and changes" if changed else commit
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
     return done.stdout.strip()
