@@ -3,8 +3,8 @@
 # make test-fast   lints, runs the unit tests and doctests, and shows their line coverage: two minutes at most
 # make matrix-full   compares every Keras layer and operator with one device, captured steps with eager ones
 # make bench  measures steps beside steps written by hand; with Keras on JAX, if make bench-jax was run
-# make faults kills ranks at random moments of a training and of saves, and damages the files of checkpoints;
-#             make faults PARTS=soak trains for an hour, and compares what a rank holds with minute five
+# make faults kills ranks, sends signals, damages and forges files, trains for an hour, and writes docs/reference/faults.md:
+#             hours; make faults PARTS="kills saves" AMOUNTS="--save-kills 3" runs two parts, with fewer kills
 # make hosts  trains on network namespaces as hosts, and cuts them off (needs root)
 # make docs   builds the documentation site into build/site
 # make dist   builds the wheel and the sdist into dist, and checks them with twine
@@ -116,10 +116,9 @@ matrix-full: $(VENV)/.installed
 	$(call headline,the whole of the matrices, which takes an hour or two, and docs/reference/coverage.md)
 	$(VENV)/bin/python -m tests.matrix run; found=$$?; $(VENV)/bin/python -m tests.matrix page && exit $$found
 
-PARTS ?= kills saves checkpoint_files launches hostile_files
 faults: $(VENV)/.installed
-	$(call headline,ranks that are killed while they train and save; damaged files: half an hour)
-	@set -e; for part in $(PARTS); do $(FAULTS) tests.faults.$$part; done
+	$(call headline,faults on real processes and docs/reference/faults.md: hours)
+	$(FAULTS) tests.faults $(PARTS:%=--part %) $(AMOUNTS)
 
 hosts: $(VENV)/.installed
 	$(call headline,two to four hosts that are network namespaces; links and hosts fail: six minutes)

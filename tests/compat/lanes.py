@@ -8,6 +8,7 @@ import time
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -108,16 +109,37 @@ def outcome(
     pytest = [python, "-m", "pytest", "-q", "-n", f"{at_a_time}", "--dist", "worksteal"]
     began = time.monotonic()
     code = within([*pytest, f"--junitxml={report}", *tests], environment, limit)
-    cases = list(ET.parse(report).getroot().iter("testcase")) if report.exists() else []
-    failed = [each for each in cases if {"failure", "error"} & {part.tag for part in each}]
-    skipped = [each for each in cases if each.find("skipped") is not None]
-    names = [f"{each.get('classname')}::{each.get('name')}" for each in failed]
+    cases = reported(folder)
+    verdicts = [case.verdict for case in cases]
+    names = [case.name for case in cases if case.verdict == "failed"]
     return {
         "failed": [*names, *([f"not all of it ran in {limit} s"] if code is None else [])],
-        "skipped": len(skipped),
-        "passed": len(cases) - len(failed) - len(skipped),
+        "skipped": verdicts.count("skipped"),
+        "passed": verdicts.count("passed"),
         "seconds": round(time.monotonic() - began),
     }
+
+
+@dataclass(frozen=True)
+class Case:
+    """A test that has run: its name, and "passed", "failed" or "skipped"."""
+
+    name: str
+    verdict: str
+
+
+def reported(folder: Path) -> list[Case]:
+    """Returns the tests in the report that `outcome` has left in a folder."""
+    report = folder / "junit.xml"
+    found = ET.parse(report).getroot().iter("testcase") if report.exists() else ()
+    return [Case(f"{case.get('classname')}::{case.get('name')}", _verdict(case)) for case in found]
+
+
+def _verdict(case: ET.Element) -> str:
+    tags = {part.tag for part in case}
+    if {"failure", "error"} & tags:
+        return "failed"
+    return "skipped" if "skipped" in tags else "passed"
 
 
 def within(

@@ -11,8 +11,9 @@ import random
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -22,6 +23,7 @@ import numpy as np
 from shardcore.testing import run_ranks
 from tests import warm
 from tests.faults import training
+from tests.faults.kinds import Kind, tried
 
 KINDS = ("BackupAndRestore", "ShardedCheckpoint")
 # The folders that exist only while a file or a checkpoint is written.
@@ -150,8 +152,14 @@ def undisturbed(folder: Path, ranks: int, epochs: int) -> dict[str, np.ndarray]:
 
 def run(
     kind: str, kills: int, seed: int = 0, epochs_each: int = EPOCHS, every: int = WHILE_SAVING
-) -> str:
-    """Kills ranks of one training of two, each `every`-th while it saves; returns what happened."""
+) -> list[Kind]:
+    """Kills ranks of one training of two, each `every`-th while it saves.
+
+    The training ends with the weights of an undisturbed run.
+
+    Returns:
+        The kinds of kills, by the moment.
+    """
     chosen, epochs = random.Random(seed), epochs_each * (kills + 1)
     with tempfile.TemporaryDirectory(prefix="shardcore-faults-") as base:
         folder = Path(base)
@@ -162,14 +170,13 @@ def run(
             job.finish()
         compare(folder, expected, 1e-6)
         lost = check_lost(folder, job.saved)
-    return (
-        f"{kind}: {kills} kills, {job.while_saving} while saving; {lost} of "
-        f"{epochs * training.STEPS} steps trained again; the weights of an undisturbed run"
-    )
+    print(f"{kind}: {lost} of {epochs * training.STEPS} steps trained again", flush=True)
+    met = {"while saving": job.while_saving, "between saves": kills - job.while_saving}
+    return [Kind(f"{kind}, a kill {when}", times, times) for when, times in met.items() if times]
 
 
-def run_on_fewer(kind: str, seed: int = 0) -> str:
-    """Kills one of four ranks, and goes on with two; returns what happened."""
+def run_on_fewer(kind: str, seed: int = 0) -> list[Kind]:
+    """Kills one of four ranks, and goes on with two; returns the kind."""
     with tempfile.TemporaryDirectory(prefix="shardcore-faults-") as base:
         folder = Path(base)
         expected = undisturbed(folder, 4, EPOCHS)
@@ -181,19 +188,26 @@ def run_on_fewer(kind: str, seed: int = 0) -> str:
             job.finish()
         assert int((folder / "steps-0").read_text().split()[0]) >= job_of_four.saved[0] > 0
         compare(folder, expected, 1e-5)
-    return f"{kind}: killed on 4 ranks, resumed on 2: the weights of an undisturbed run, to 1e-5"
+    return [Kind(f"{kind}, killed on 4 ranks, resumed on 2", 1, 1)]
+
+
+def kinds(kills: int, seed: int = 0, only: Iterable[str] = KINDS) -> Iterator[Kind]:
+    """Yields the kinds of kills for each kind of checkpoint."""
+    for kind in only:
+        yield from tried(f"{kind}, kills", kills, partial(run, kind, kills, seed))
+        fewer = f"{kind}, killed on 4 ranks, resumed on 2"
+        yield from tried(fewer, 1, partial(run_on_fewer, kind, seed))
 
 
 def main() -> None:
-    """Prints a line for each kind of checkpoint."""
+    """Prints a line for each kind."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults.kills", description=__doc__)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--only", choices=KINDS, nargs="+", default=KINDS)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    for kind in given.only:
-        print(run(kind, given.kills, given.seed), flush=True)
-        print(run_on_fewer(kind, given.seed), flush=True)
+    for kind in kinds(given.kills, given.seed, given.only):
+        print(kind, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,26 +1,28 @@
 """Launches ranks again and again, with errors and interrupts in between: none is left.
 
-KERAS_BACKEND=torch python -m tests.faults.launches --times 50
+KERAS_BACKEND=torch python -m tests.faults.launches     50 times
 """
 
-import argparse
 import tempfile
-import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.distributed.launch.test_new_ranks import launch_again
+from tests.faults.kinds import Kind, tried
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser("python -m tests.faults.launches")
-    parser.add_argument("--times", type=int, default=50)
-    options = parser.parse_args()
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        launch_again(Path(folder), options.times)
-    launches, seconds = 3 * options.times, time.monotonic() - began
-    print(f"{launches} launches, a third of them interrupted, a third failed: {seconds:.0f} s")
+def run(times: int) -> list[Kind]:
+    """Launches ranks so many times after a failure, and so many times after an interrupt."""
+    with tempfile.TemporaryDirectory(prefix="shardcore-faults-") as folder:
+        launch_again(Path(folder), times)
+    return [Kind(f"a launch after {what}", times, times) for what in ("an error", "an interrupt")]
+
+
+def kinds(times: int) -> Iterator[Kind]:
+    """Yields the kinds of launches that failed before."""
+    yield from tried("launches after errors and interrupts", 2 * times, lambda: run(times))
 
 
 if __name__ == "__main__":
-    main()
+    for kind in kinds(50):
+        print(kind)

@@ -1,6 +1,6 @@
 """Kills a rank at random moments of its saves: the file is the old one or the new one, complete.
 
-KERAS_BACKEND=torch python -m tests.faults.saves     20 kills of each kind, on one rank and on two
+KERAS_BACKEND=torch python -m tests.faults.saves --kills 20 --only model.h5 checkpoint
 """
 
 import argparse
@@ -16,103 +16,69 @@ import keras
 import numpy as np
 import pytest
 
-import shardcore
 from shardcore.testing import RankFailed, run_ranks
+from tests.faults.kinds import Kind
+from tests.faults.ways import STEPS, WAYS, X, build, distribute, is_resumed, load, save, saver
 
-# What is saved, and the names that are left when a save is complete.
-KINDS = {
-    "model.keras": ["model.keras"],
-    "model.weights.h5": ["model.weights.h5"],
-    "BackupAndRestore": ["latest.weights.h5", "training_metadata.json"],
-    "checkpoint": ["step-01000000"],
-    "checkpoint of the same step": ["step-00000007"],
-}
-X = np.zeros((1, 64), "float32")
 # A kill comes at most so many times the seconds of a save after the begin of the third one.
 LATEST = 1.5
 
 
-def distribute(ranks):
-    shardcore.install("single" if ranks == 1 else "dtensor")
-    mesh = keras.distribution.DeviceMesh((1, ranks), ("data", "model"))
-    rules = keras.distribution.LayoutMap(mesh)
-    rules[".*kernel"] = (None, "model")
-    keras.distribution.set_distribution(
-        keras.distribution.ModelParallel(layout_map=rules, batch_dim_name="data")
-    )
-
-
-def build():
-    assert keras.distribution.distribution() is not None
-    model = keras.Sequential([keras.Input((64,)), *(keras.layers.Dense(64) for _ in range(4))])
-    model.compile(keras.optimizers.SGD(0.0), "mse")
-    return model
-
-
 def fill(model, value):
     """Makes every weight `value`: parts of two saves are found out."""
-    model.set_weights([np.full_like(each, value) for each in model.get_weights()])
+    model.set_weights([np.full_like(weight, value) for weight in model.get_weights()])
 
 
 def value_of(model):
     """Returns the value of every weight."""
-    values = np.unique(np.concatenate([each.ravel() for each in model.get_weights()]))
+    values = np.unique(np.concatenate([weight.ravel() for weight in model.get_weights()]))
     assert len(values) == 1, f"a mixture of the saves {values}"
     return int(values[0])
 
 
-def save(kind, folder, model, number):
-    if kind == "checkpoint":
-        shardcore.save_checkpoint(folder, model, step=number, keep=1)
-    elif kind == "checkpoint of the same step":
-        shardcore.save_checkpoint(folder, model, step=7, keep=1)
-    elif kind == "model.keras":
-        model.save(folder / kind)
-    else:
-        model.save_weights(folder / kind)
-
-
-def load(kind, folder):
-    """Returns a model with what is saved."""
-    if kind == "model.keras":
-        return keras.saving.load_model(folder / kind)
-    model = build()
-    if kind.startswith("checkpoint"):
-        shardcore.load_checkpoint(folder, model)
-    else:
-        model.load_weights(folder / kind)
-    return model
-
-
 class Fill(keras.callbacks.Callback):
-    """Makes the number of each epoch the value of every weight, and tells when it is saved."""
+    """Makes the number of the next save the value of every weight, and tells when it is saved."""
 
-    def __init__(self, tell):
+    def __init__(self, every, unfinished, tell):
         super().__init__()
-        self.tell = tell
+        self.every, self.unfinished, self.tell = every, unfinished, tell
 
     def on_epoch_begin(self, epoch, logs=None):
-        self.tell("saved", epoch - 1)
-        fill(self.model, epoch)
-        self.tell("begins", epoch)
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        number, place = divmod(self.epoch * STEPS + batch, self.every)
+        if place == 0:
+            self.tell("saved", number - 1 - self.unfinished)
+            fill(self.model, number)
+        if place == self.every - 1:
+            self.tell("begins", number)
 
 
 class First(keras.callbacks.Callback):
-    """Ends a fit after its first epoch, whose number and first weights it keeps."""
+    """Ends a fit after a save; keeps the number of its first step, and the weights there."""
+
+    def __init__(self, every):
+        super().__init__()
+        self.every, self.begun = every, []
 
     def on_epoch_begin(self, epoch, logs=None):
-        self.epoch, self.value = epoch, value_of(self.model)
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if not self.begun:
+            self.value = value_of(self.model)
+        self.begun.append(self.epoch * STEPS + batch)
 
     def on_epoch_end(self, epoch, logs=None):
-        self.model.stop_training = True
+        self.model.stop_training = len(self.begun) >= self.every
 
 
-def fit(folder, *callbacks):
-    backup = keras.callbacks.BackupAndRestore(folder, delete_checkpoint=False)
-    build().fit(X, X, epochs=10**6, verbose=0, callbacks=[*callbacks, backup])
+def fit(*callbacks):
+    build().fit(X, X, batch_size=1, epochs=10**6, verbose=0, callbacks=callbacks)
 
 
-def save_until_killed(rank, ranks, kind, folder, victim, delay):
+def save_until_killed(rank, ranks, way, folder, victim, delay):
     """Saves larger and larger values; a process from outside kills `victim` in the third save."""
     distribute(ranks)
     times = {}
@@ -126,34 +92,62 @@ def save_until_killed(rank, ranks, kind, folder, victim, delay):
             seconds = delay * (times["saved"] - times["begins"])
             subprocess.Popen(["sh", "-c", f"sleep {seconds:.4f}; kill -9 {os.getpid()}"])
 
-    if kind == "BackupAndRestore":
-        fit(folder, Fill(tell))
+    if WAYS[way].every is not None:
+        fit(Fill(WAYS[way].every, WAYS[way].unfinished, tell), saver(way, folder))
     model = build()
     for number in count():
         fill(model, number)
         tell("begins", number)
-        save(kind, folder, model, number)
+        save(way, folder, model, number)
         tell("saved", number)
 
 
-def found_after(_rank, ranks, kind, folders):
-    """Returns for each folder the value that is saved, and the names after another save."""
+def value_after(way, folder):
+    """Returns the value that is saved, after another save."""
+    if not is_resumed(way):
+        model = load(way, folder)
+        value = value_of(model)
+        save(way, folder, model, 10**6)
+        return value
+    every = WAYS[way].every
+    fit(first := First(every), saver(way, folder))
+    step = (first.value + 1) * every
+    assert first.begun[0] == step, f"save {first.value} goes on at step {first.begun[0]}"
+    return first.value
+
+
+def found_after(_rank, ranks, way, folders):
+    """Returns for each folder the value that is saved, or an error, and the names at the end."""
     distribute(ranks)
     found = []
     for folder in folders:
-        if kind == "BackupAndRestore":
-            fit(folder, first := First())
-            assert first.epoch == first.value + 1, f"epoch {first.epoch} of save {first.value}"
-            value = first.value
-        else:
-            value = value_of(model := load(kind, folder))
-            save(kind, folder, model, 10**6)
+        try:
+            value = value_after(way, folder)
+        except Exception as error:  # noqa: BLE001 - it is reported
+            value = f"{type(error).__name__}: {error}"
         found.append((value, sorted(os.listdir(folder))))
     return found
 
 
-def run(kind, ranks, kills, seed=0):
-    """Kills a rank so many times; returns how often a save was under way."""
+def problem_of(way, value, names, least, most):
+    """Returns what is wrong after a kill; None if the old or the new save is complete."""
+    if isinstance(value, str):
+        return value
+    if not least <= value <= most:
+        return f"save {value} after {least}, before {most}"
+    return None if WAYS[way].is_left(names) else f"left behind: {names}"
+
+
+def told(folder):
+    """Returns the last save that was complete, and the last one that began, before a kill."""
+    rows = [line.split() for line in folder.with_suffix(".saves").read_text().splitlines()]
+    return [
+        max(int(number) for what, number in rows if what == told) for told in ("saved", "begins")
+    ]
+
+
+def run(way, ranks, kills, seed=0):
+    """Kills a rank so many times; returns the kind, with the number of kills in a save."""
     chosen, folders, while_saving = random.Random(seed), [], 0
     with tempfile.TemporaryDirectory(prefix="shardcore-faults-") as base:
         for number in range(kills):
@@ -161,31 +155,35 @@ def run(kind, ranks, kills, seed=0):
             folder.mkdir()
             victim, delay = chosen.randrange(ranks), chosen.uniform(0, LATEST)
             with pytest.raises(RankFailed, match=f"rank {victim} ended without a result"):
-                run_ranks(save_until_killed, ranks, ranks, kind, folder, victim, delay)
-        for found in run_ranks(found_after, ranks, ranks, kind, folders, timeout=60 + 10 * kills):
-            for folder, (value, names) in zip(folders, found, strict=True):
-                lines = folder.with_suffix(".saves").read_text().split()
-                least, most = (
-                    max(int(n) for w, n in zip(lines[::2], lines[1::2], strict=True) if w == what)
-                    for what in ("saved", "begins")
-                )
-                assert least <= value <= most, f"save {value} after {least}, before {most}"
-                assert names == KINDS[kind], f"left behind: {names}"
-                while_saving += least < most
-    return while_saving // ranks
+                run_ranks(save_until_killed, ranks, ranks, way, folder, victim, delay)
+        of_ranks = run_ranks(found_after, ranks, ranks, way, folders, timeout=60 + 10 * kills)
+        outcomes = []
+        for folder, *of_folder in zip(folders, *of_ranks, strict=True):
+            least, most = told(folder)
+            while_saving += least + WAYS[way].unfinished < most
+            names = of_folder[0][1]  # rank 0 puts away what is left, and others may be before it
+            problems = [problem_of(way, value, names, least, most) for value, _ in of_folder]
+            outcomes.append(next(filter(None, problems), None))
+    name = f"{way}, {'one rank' if ranks == 1 else f'{ranks} ranks'}"
+    print(f"{name}: {while_saving} of {kills} kills while saving", flush=True)
+    return Kind.of(name, outcomes)
+
+
+def kinds(kills, seed=0, only=WAYS):
+    """Yields each way to save, on one rank and on two."""
+    for way in only:
+        for ranks in (1, 2):
+            yield run(way, ranks, kills, seed)
 
 
 def main():
     words = argparse.ArgumentParser(prog="python -m tests.faults.saves", description=__doc__)
     words.add_argument("--kills", type=int, default=20)
-    words.add_argument("--only", choices=KINDS, nargs="+", default=KINDS)
+    words.add_argument("--only", choices=WAYS, nargs="+", default=WAYS)
     words.add_argument("--seed", type=int, default=0)
     given = words.parse_args()
-    for kind in given.only:
-        for ranks in (1, 2):
-            saving = run(kind, ranks, given.kills, given.seed)
-            what = f"{given.kills} kills on {ranks} ranks, {saving} while saving"
-            print(f"{kind}: {what}; the old or the new one, nothing left behind", flush=True)
+    for kind in kinds(given.kills, given.seed, given.only):
+        print(kind, flush=True)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
@@ -20,6 +21,7 @@ import torch
 
 import shardcore
 from shardcore.adapters.job.forked_ranks import free_port
+from tests.faults.kinds import Kind
 
 RANKS, BATCH, ROWS = 2, 16, 1024
 # The minutes until the memory of a rank is taken as that of the steady state.
@@ -27,6 +29,9 @@ WARM_MINUTES = 5.0
 # By how much the resident memory may have grown since then.
 MOST = 0.01
 BETWEEN_SECONDS = 10.0
+# What is counted on a rank, and must not grow; the memory may do so by MOST.
+COUNTS = ("descriptors", "threads", "tensors")
+GROWING = ("memory", *COUNTS)
 
 
 @attrs.frozen
@@ -106,7 +111,7 @@ def grown(path: Path) -> list[str]:
     print(f"{path.name}: {first}\n{path.name}: {last}", flush=True)
     found = [
         f"{name}: {getattr(first, name)}, then {getattr(last, name)}"
-        for name in ("descriptors", "threads", "tensors")
+        for name in COUNTS
         if getattr(last, name) > getattr(first, name)
     ]
     if last.memory > (1 + MOST) * first.memory:
@@ -139,6 +144,14 @@ def run(minutes: float) -> list[str]:
                 rank.kill()
         assert codes == [0] * RANKS, codes
         return [each for rank in range(RANKS) for each in grown(Path(folder) / f"samples-{rank}")]
+
+
+def kinds(minutes: float) -> Iterator[Kind]:
+    """Yields what may grow, on all ranks."""
+    problems = run(minutes)
+    for name in GROWING:
+        grown_ones = [problem for problem in problems if f": {name}: " in problem]
+        yield Kind(f"{name} of a rank", RANKS, RANKS - len(grown_ones), tuple(grown_ones))
 
 
 def main() -> None:

@@ -38,6 +38,7 @@ class TrainerRun:
     position: DataPosition | None = None  # in the data of a fit, if a callback saves it
     at_end: ExitStack = attrs.field(factory=ExitStack, init=False)  # closed as the run ends
     is_stopped: bool = False  # whether this rank has set `stop_training`, and all have met
+    ends_after: int | None = None  # the steps of the epoch that are done where SIGTERM ends it
     # Whether no code of the user runs between the steps of an epoch; and its steps until now.
     is_undisturbed: bool = False
     steps: int = 0

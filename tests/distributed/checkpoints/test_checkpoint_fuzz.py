@@ -1,6 +1,6 @@
-"""Damaged files of a checkpoint: the quick part of `python -m tests.faults.checkpoint_files`."""
+"""Damaged files of a checkpoint: the quick part of `tests.faults.files.checkpoint_files`."""
 
-from tests.faults import checkpoint_files
+from tests.faults.files import checkpoint_files
 
 
 def test_damaged_files_are_an_error_with_a_name_or_the_right_values():

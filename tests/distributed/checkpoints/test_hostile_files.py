@@ -1,4 +1,4 @@
-"""Files of a checkpoint that were made to do harm: a part of `tests.faults.hostile_files`."""
+"""Files of a checkpoint that were made to do harm: a part of `tests.faults.files.hostile_files`."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from shardcore import cli
 from shardcore.domain.errors import CheckpointError
 from shardcore.testing import run_ranks
 from tests.distributed.checkpoints.checkpointed import COLUMNS, build, distribute
-from tests.faults import forgeries, hostile_files
+from tests.faults.files import forgeries, hostile_files
 
 
 def test_forged_files_are_read_or_an_error_within_seconds():

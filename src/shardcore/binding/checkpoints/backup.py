@@ -63,8 +63,7 @@ def save(sessions: Sessions, original: Original, callback: BackupAndRestore) -> 
         original(callback)
         return
     epoch, last = keras_private.progress_of(callback)
-    ends_epoch = keras_private.saves_at_epochs(callback) or vars(callback).pop(_WAITS, False)
-    steps = 0 if ends_epoch else last + 1
+    steps = _steps(sessions, callback)
     if steps and steps >= ((callback.params or {}).get("steps") or steps + 1):
         setattr(callback, _WAITS, True)
         return
@@ -202,6 +201,17 @@ def _restore(
     keras_private.begin_at(model, backup.epoch)
     position.ahead = backup.place
     position.metrics = list(zip(metrics, backup.metrics, strict=True))
+
+
+def _steps(sessions: Sessions, callback: BackupAndRestore) -> int:
+    """Returns how many steps of the epoch are done; 0 at its end, where the next one begins."""
+    run = sessions.run()
+    waited = vars(callback).pop(_WAITS, False)
+    if run is not None and run.ends_after is not None:
+        return run.ends_after
+    if waited or keras_private.saves_at_epochs(callback):
+        return 0
+    return keras_private.progress_of(callback)[1] + 1
 
 
 def _place(sessions: Sessions, steps: int) -> dict[str, object] | None:

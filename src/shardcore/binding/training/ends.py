@@ -38,7 +38,7 @@ class Ends:
         if run is not None:
             self._meet_if_stopped(run)
             if batch + 1 < (callbacks.params.get("steps") or batch + 2):
-                self._pass_point(run)
+                self._pass_point(run, steps=batch + 1)
 
     def epoch_end(
         self, original: Original, callbacks: CallbackList, epoch: int, logs: object = None
@@ -48,7 +48,7 @@ class Ends:
         run = self._run(callbacks)
         if run is not None:
             self._meet_if_stopped(run)
-            self._pass_point(run)
+            self._pass_point(run, steps=0)  # of the next epoch
 
     def train_end(self, original: Original, callbacks: CallbackList, logs: object = None) -> None:
         """Replaces `CallbackList.on_train_end`, after which all is done: a backup is removed."""
@@ -74,8 +74,9 @@ class Ends:
                 "rank (for a decision that all ranks share: shardcore.agree)"
             )
 
-    def _pass_point(self, run: TrainerRun) -> None:
+    def _pass_point(self, run: TrainerRun, steps: int) -> None:
         def save() -> None:
+            run.ends_after = steps
             for each in keras_private.savers(run.callbacks):
                 each()
 

@@ -1,4 +1,7 @@
-"""A small checkpoint, and the ways in which a forger changes its index, headers and shards."""
+"""A small checkpoint, and the ways in which a forger changes its index, headers and shards.
+
+Each way returns a name for the kind of change that it has made.
+"""
 
 import hashlib
 import json
@@ -19,6 +22,32 @@ VALUES = [
     *("\x1b[31m\x1b]0;owned\x07", "a\u202eb", "\x00", [], {}, [0], [[0]], [0] * 10**5),
     *([2**40, 2**40], [10**4000], [1] * 65, {"a": 1}, {"": {}}, [[[[[]]]]], [None]),
 ]
+
+
+# What is no regular file.
+SPECIAL = {
+    "pipe": "a pipe",
+    "zero": "a link to /dev/zero",
+    "random": "a link to /dev/urandom",
+    "tty": "a link to /dev/tty",
+    "folder": "a folder",
+    "socket": "a socket",
+    "dangling": "a link to nothing",
+    "loop": "a link to itself",
+}
+# What takes memory or time where it is parsed, by the numbers of `be_large`.
+LARGE = (
+    "a header of empty lists",
+    "a header of nested lists",
+    "a header of 200,000 equal names",
+    "100,000 equal variables",
+    "100,000 equal files",
+    "a shape of a hundred numbers of 4,000 digits",
+    "nested lists in the state",
+    "nested lists in the state, with a checksum that fits",
+    "an index of a tebibyte",
+    "a variable of 100,000 pieces",
+)
 
 
 def deep(depth):
@@ -76,12 +105,22 @@ def sign_file(folder, name):
     sign(folder, found)
 
 
+def field_of(names):
+    """Returns the field of an index or header to which the names of nested keys lead."""
+    if not names:
+        return "a list"
+    if names[0] in ("variables", "files"):
+        return f"{names[0]}: {names[1]}" if len(names) > 1 else f"the list of {names[0]}"
+    return names[0]
+
+
 def change(content, rng):
-    """Changes a value in nested lists and dicts."""
-    at = content
+    """Changes a value in nested lists and dicts; returns the keys of dicts that lead to it."""
+    at, names = content, []
     while True:
         keys = list(at) if isinstance(at, dict) else list(range(len(at)))
         key = rng.choice(keys)
+        names += [key] if isinstance(key, str) else []
         if not isinstance(at[key], dict | list) or not at[key] or rng.random() < 0.15:
             break
         at = at[key]
@@ -96,32 +135,34 @@ def change(content, rng):
         at[key] += rng.choice([-1, 1, 2**20, -(2**20), 2**62])
     else:
         at[key] = rng.choice(VALUES)
+    return names
 
 
 def forge_index(folder, rng):
     found = json.loads((folder / "index.json").read_text())
-    for _ in range(rng.randint(1, 3)):
-        if found["content"]:
-            change(found["content"], rng)
+    content, times = found["content"], rng.randint(1, 3)
+    fields = [field_of(change(content, rng)) for _ in range(times) if content]
     sign(folder, found)
+    return f"forged index: {fields[0] if len(fields) == 1 else 'two or three fields'}"
 
 
 def forge_frame(folder, rng):
     """Changes the fields around the content."""
     found = json.loads((folder / "index.json").read_text())
-    change(found, rng)
+    names = change(found, rng)
     (folder / "index.json").write_text(json.dumps(found))
+    return f"forged frame of the index: {names[0]}"
 
 
 def forge_header(folder, rng):
     name = rng.choice(FILES)
     content = (folder / name).read_bytes()
     length = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + length])
-    for _ in range(rng.randint(1, 3)):
-        if header:
-            change(header, rng)
+    header, times = json.loads(content[8 : 8 + length]), rng.randint(1, 3)
+    changed = [change(header, rng) for _ in range(times) if header]
+    fields = [names[1] if len(names) > 1 else "a tensor" for names in changed]
     put_header(folder, name, json.dumps(header).encode())
+    return f"forged header of a shard: {fields[0] if len(fields) == 1 else 'two or three fields'}"
 
 
 def put_header(folder, name, text):
@@ -137,6 +178,7 @@ def forge_length(folder, rng):
     content[rng.randrange(8)] = rng.randrange(256)
     (folder / name).write_bytes(content)
     sign_file(folder, name)
+    return "forged length of a header"
 
 
 def damage(folder, rng):
@@ -147,8 +189,12 @@ def damage(folder, rng):
         content[rng.randrange(len(content))] = rng.randrange(256)
     content = content[: rng.choice([len(content), rng.randrange(len(content))])]
     file.write_bytes(content + rng.randbytes(rng.choice([0, 0, 1, 64])))
-    if file.suffix != ".json" and rng.random() < 0.7:
-        sign_file(folder, file.name)
+    if file.suffix == ".json":
+        return "other bytes in the index"
+    if rng.random() < 0.3:
+        return "other bytes in a shard"
+    sign_file(folder, file.name)
+    return "other bytes in a shard, with a checksum that fits"
 
 
 def be_special(folder, rng):
@@ -160,7 +206,7 @@ def be_special(folder, rng):
             stored["size"] = 0 if stored["name"] == file.name else stored["size"]
         sign(folder, found)
     file.unlink()
-    kind = rng.choice(["pipe", "zero", "random", "tty", "folder", "socket", "dangling", "loop"])
+    kind = rng.choice(sorted(SPECIAL))
     if kind == "pipe":
         os.mkfifo(file)
     elif kind == "folder":
@@ -173,13 +219,15 @@ def be_special(folder, rng):
     else:
         places = {"zero": "/dev/zero", "random": "/dev/urandom", "tty": "/dev/tty"}
         file.symlink_to(places.get(kind, file if kind == "loop" else folder / "nothing"))
+    what = "the index" if file.suffix == ".json" else "a shard"
+    return f"in place of {what}: {SPECIAL[kind]}"
 
 
 def be_large(folder, rng):
     """Writes what takes memory or time where it is parsed."""
     found = json.loads((folder / "index.json").read_text())
     content = found["content"]
-    kind = rng.randrange(10)
+    kind = rng.randrange(len(LARGE))
     name = rng.choice(FILES)
     megabytes = rng.choice([1, 8, 90])
     if kind == 0:
@@ -213,6 +261,7 @@ def be_large(folder, rng):
         content["variables"][0]["cuts"] = [list(range(10**5)), [0]]
         content["variables"][0]["files"] = [0] * 10**5
         sign(folder, found)
+    return f"large: {LARGE[kind]}"
 
 
 WAYS = (

@@ -1,9 +1,8 @@
 """Damages the files of a checkpoint at random, and loads it: an error with a name, or its values.
 
-KERAS_BACKEND=torch python -m tests.faults.checkpoint_files --cases 1000 --seed 1
+KERAS_BACKEND=torch python -m tests.faults.files.checkpoint_files     1000 cases
 """
 
-import argparse
 import hashlib
 import json
 import random
@@ -11,8 +10,6 @@ import resource
 import shutil
 import signal
 import tempfile
-import time
-from collections import Counter
 from pathlib import Path
 
 import keras
@@ -22,9 +19,12 @@ from keras import layers
 import shardcore
 from shardcore.domain.errors import CheckpointError
 from shardcore.testing import run_ranks
+from tests.faults.files import forgeries
+from tests.faults.kinds import Kind, grouped
 
 SECONDS = 20  # for one load
 MEBIBYTES = 64  # that all loads may add to the memory of the process
+GOOD = ("error", "right")
 
 VALUES = [
     *(None, True, -1, 0, 1, 2, 3, 2**40, 2**70, 0.5, float("nan"), "", "..", "/etc/passwd"),
@@ -63,36 +63,48 @@ def save(rank, directory):
     return values_of(model)
 
 
-def flip_bits(folder, rng):
+def file_of(folder, rng):
+    """Returns a file of the checkpoint, and what it is."""
     file = rng.choice(sorted(folder.iterdir()))
+    return file, "the index" if file.suffix == ".json" else "a shard"
+
+
+def flip_bits(folder, rng):
+    file, what = file_of(folder, rng)
     content = bytearray(file.read_bytes())
     for _ in range(rng.randint(1, 8)):
         content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
     file.write_bytes(content)
+    return f"flipped bits of {what}"
 
 
 def cut(folder, rng):
-    file = rng.choice(sorted(folder.iterdir()))
+    file, what = file_of(folder, rng)
     content = file.read_bytes()
     file.write_bytes(content[: rng.randrange(len(content))])
+    return f"{what} is cut"
 
 
 def remove(folder, rng):
-    rng.choice(sorted(folder.iterdir())).unlink()
+    file, what = file_of(folder, rng)
+    file.unlink()
+    return f"{what} is missing"
 
 
 def append(folder, rng):
-    file = rng.choice(sorted(folder.iterdir()))
+    file, what = file_of(folder, rng)
     file.write_bytes(file.read_bytes() + rng.randbytes(rng.randint(1, 64)))
+    return f"bytes behind {what}"
 
 
 def overwrite(folder, rng):
-    file = rng.choice(sorted(folder.iterdir()))
+    file, what = file_of(folder, rng)
     content = bytearray(file.read_bytes())
     size = rng.randint(1, 64)
     at = rng.randrange(max(len(content) - size, 1))
     content[at : at + size] = rng.randbytes(size)
     file.write_bytes(content)
+    return f"other bytes in {what}"
 
 
 def exchange(folder, rng):
@@ -100,16 +112,19 @@ def exchange(folder, rng):
     content = one.read_bytes()
     one.write_bytes(other.read_bytes())
     other.write_bytes(content)
+    has_index = "index.json" in (one.name, other.name)
+    return "the index and a shard exchanged" if has_index else "two shards exchanged"
 
 
 def edit(folder, rng):
     """Changes a value of the index; of two times once, its checksum too, as a forger would."""
     file = folder / "index.json"
-    found = json.loads(file.read_text())
-    at = found["content"]
+    index = json.loads(file.read_text())
+    at, names = index["content"], []
     while True:
         keys = list(at) if isinstance(at, dict) else list(range(len(at)))
         key = rng.choice(keys)
+        names += [key] if isinstance(key, str) else []
         if not isinstance(at[key], dict | list) or not at[key] or rng.random() < 0.2:
             break
         at = at[key]
@@ -119,10 +134,14 @@ def edit(folder, rng):
         at[key] = at[rng.choice(keys)]
     else:
         at[key] = rng.choice(VALUES)
-    if rng.random() < 0.5:
-        text = json.dumps(found["content"], sort_keys=True, separators=(",", ":"))
-        found["sha256"] = hashlib.sha256(text.encode()).hexdigest()
-    file.write_text(json.dumps(found))
+    is_signed = rng.random() < 0.5
+    if is_signed:
+        text = json.dumps(index["content"], sort_keys=True, separators=(",", ":"))
+        index["sha256"] = hashlib.sha256(text.encode()).hexdigest()
+    file.write_text(json.dumps(index))
+    if not is_signed:
+        return "a changed index with the checksum of before"
+    return f"another value of {forgeries.field_of(names)}, with a checksum that fits"
 
 
 DAMAGES = (flip_bits, cut, remove, append, overwrite, exchange, edit, edit, edit)
@@ -148,47 +167,40 @@ def outcome(folder, model, saved):
 
 
 def load_all(rank, folder, saved, cases, seed):
-    """Loads `cases` damaged copies; returns the outcomes, and the memory that they added in MiB."""
+    """Loads `cases` damaged copies; returns their kinds and outcomes, and the MiB they added."""
     distribute((1, 1))
     rng, found = random.Random(seed), []
     model = build()
     shardcore.load_checkpoint(folder, model)
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     copy = folder.parent / "damaged" / folder.name
-    for number in range(cases):
+    for _ in range(cases):
         shutil.copytree(folder, copy)
-        damage = rng.choice(DAMAGES)
-        damage(copy, rng)
+        kind = rng.choice(DAMAGES)(copy, rng)
         for variable in model.variables:
             if "seed" not in variable.path:
                 variable.assign(variable.numpy() + 1)
-        found.append((f"case {number}, {damage.__name__}", outcome(copy, model, saved)))
+        found.append((kind, outcome(copy, model, saved)))
         shutil.rmtree(copy.parent)
     return found, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - used) / 1024
 
 
 def run(cases, seed):
-    """Returns the outcomes of so many cases, and the memory that they added in MiB."""
+    """Returns the kinds and outcomes of so many cases, and the memory that they added in MiB."""
     with tempfile.TemporaryDirectory() as directory:
         saved = run_ranks(save, 2, Path(directory))[0]
         folder = Path(directory) / "step-00000001"
         return run_ranks(load_all, 1, folder, saved, cases, seed, timeout=60 + cases)[0]
 
 
-def main():
-    words = argparse.ArgumentParser(description=__doc__)
-    words.add_argument("--cases", type=int, default=1000)
-    words.add_argument("--seed", type=int, default=1)
-    options = words.parse_args()
-    began = time.monotonic()
-    found, added = run(options.cases, options.seed)
-    wrong = [each for each in found if each[1] not in ("error", "right")]
-    print(f"{dict(Counter(what for _, what in found if (_, what) not in wrong))}")
-    for case, what in wrong:
-        print(f"WRONG: {case}: {what}")
-    print(f"{added:.0f} MiB added, {time.monotonic() - began:.0f} s")
-    return 1 if wrong or added > MEBIBYTES else 0
+def kinds(cases, seed=1):
+    """Yields the kinds of damage, and the memory of all loads."""
+    found, added = run(cases, seed)
+    yield from grouped(found, GOOD)
+    problem = None if added <= MEBIBYTES else f"{added:.0f} MiB were added"
+    yield Kind.once("memory of all these loads", problem)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    for kind in kinds(1000):
+        print(kind)
