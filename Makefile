@@ -13,6 +13,7 @@
 # make compat-all   does so for the table of pairs, and writes docs/reference/compatibility.md
 # make gpu    runs tests and a benchmark on the GPUs of this machine, and writes docs/reference/gpu.md
 # make hub    trains and runs models of keras-hub over two ranks, beside one device
+# make states  changes Python state between captured steps in some 290 ways: two minutes
 # make tensorflow  runs what needs TensorFlow beside torch: tf.data, TensorBoard, exports, captured preprocessing
 # make traffic  counts the bytes that a rank sends in a step, beside those of Keras on JAX
 # Each creates what it needs: .venv (everything), .venv-demo (no linters, no test tools), .venv-core (no torch,
@@ -53,7 +54,7 @@ ifndef SIDE_BY_SIDE
 endif
 .PHONY: demo test test-fast lint faults hosts checks unit unit-core unit-torch distributed distributed-dtensor \
 	distributed-manual matrix-full \
-	bench bench-jax hub tensorflow compat compat-all gpu docs dist traffic clean
+	bench bench-jax hub states tensorflow compat compat-all gpu docs dist traffic clean
 
 demo: $(DEMO_VENV)/.installed
 	$(DEMO_VENV)/bin/python examples/demo.py
@@ -133,6 +134,10 @@ bench-jax: build/bench-jax/.installed
 hub: $(HUB_VENV)/.installed
 	$(call headline,models of keras-hub over two ranks beside one device)
 	$(HUB_VENV)/bin/python -m pytest $(AT_A_TIME) tests/hub --durations=10
+
+states: $(VENV)/.installed
+	$(call headline,changes of Python state between captured steps; none may be missed)
+	$(VENV)/bin/python -m tests.distributed.capture.states $(SEEDS)
 
 tensorflow: $(TENSORFLOW_VENV)/.installed
 	$(call headline,tests that need TensorFlow)

@@ -26,6 +26,7 @@ REASONS = {
 }
 # The same of tests.
 REASONS_OF_TESTS = {
+    "distributed/capture/states": "the parts of one generated test, and what others found",
     "distributed/capture/states/kinds.py": "one table: kinds of Python state",
     "distributed/capture/states/surroundings.py": "one table: settings, files, clocks",
     "matrix/cases": "a table of cases for each part of Keras",

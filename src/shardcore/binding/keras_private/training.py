@@ -62,6 +62,8 @@ RUNS_NOTED = {
 
 
 # Callbacks that call nothing of a user's in a step.
+# They make the functions that run the steps of an epoch.
+_LOOPS = ("make_train_function", "make_test_function")
 _QUIET = (
     *(BackupAndRestore, EarlyStopping, History, ModelCheckpoint, ProgbarLogger),
     *(ReduceLROnPlateau, TerminateOnNaN),
@@ -151,13 +153,26 @@ def read_steps(callbacks: CallbackList, phase: str) -> bool:
 
 
 def run_no_code_of_users(callbacks: CallbackList) -> bool:
-    """Returns whether `callbacks` are Keras' own, and those of a step run no code of a model."""
-    return type(callbacks) is CallbackList and all(
-        type(callback) in _QUIET
-        and not any(name.startswith("on_") for name in vars(callback))
-        and getattr(callback, "save_freq", "epoch") == "epoch"
-        for callback in callbacks.callbacks
+    """Returns whether `callbacks` are Keras' own, and those of a step run no code of a model.
+
+    Nor may a function of the user run in the place of Keras' loop or of its list of callbacks.
+    """
+    loops = [getattr(callbacks._model, name) for name in _LOOPS]
+    lists = [function for name, function in vars(CallbackList).items() if name.startswith("on_")]
+    return (
+        type(callbacks) is CallbackList
+        and all(map(_is_of_library, (*loops, *lists)))
+        and all(
+            type(callback) in _QUIET
+            and not any(name.startswith("on_") for name in vars(callback))
+            and getattr(callback, "save_freq", "epoch") == "epoch"
+            for callback in callbacks.callbacks
+        )
     )
+
+
+def _is_of_library(function: object) -> bool:
+    return str(getattr(function, "__module__", "")).startswith(("keras.", "shardcore."))
 
 
 def thread_name_of(callbacks: CallbackList) -> str:

@@ -11,7 +11,7 @@ os.environ.setdefault("KERAS_BACKEND", "torch")
 import shardcore
 from shardcore.testing import run_ranks
 from tests.distributed.capture.states.programs import drawn
-from tests.distributed.capture.states.running import of_parts, summary, verdicts
+from tests.distributed.capture.states.running import Outcome, of_parts, summary, verdicts
 
 
 def run(_rank, seed):
@@ -26,6 +26,8 @@ def main():
         found += more
         print(f"seed {seed}\n{summary(more)}", flush=True)
     print(f"all\n{summary(found)}")
+    wrong = [case for case in found if case.outcome not in (Outcome.FRESH, Outcome.REFUSED)]
+    sys.exit(1 if wrong else 0)
 
 
 if __name__ == "__main__":

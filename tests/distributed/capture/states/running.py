@@ -22,7 +22,7 @@ from tests.distributed.capture.steps import layer_calls, messages
 BEFORE, AFTER = 5, 2  # steps, and epochs after: at most four steps of a kind are recorded
 EPOCHS_BEFORE = 4  # of three steps, of which the last has its own program
 NUMBERS = itertools.count()
-SECONDS = 1.0  # that the first steps take at most, in programs that read a clock
+SECONDS = 3.0  # that the first steps take at most, in programs that read a clock
 OF_PARTS = """
 def build():
     model = network()

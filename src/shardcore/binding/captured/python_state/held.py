@@ -206,7 +206,9 @@ def _shown(title: str, key: str) -> str:
 def _is_equal(now: object, then: object) -> bool:
     if now is then:
         return True
-    return type(now) in PLAIN_TYPES and type(now) is type(then) and bool(now == then)
+    if type(now) not in PLAIN_TYPES or type(now) is not type(then) or now != then:
+        return False
+    return not isinstance(now, float | complex) or repr(now) == repr(then)  # 0.0 is -0.0
 
 
 def memories(tensors: Iterable[Any], local: Callable[[Any], Any]) -> frozenset[Any]:

@@ -1,6 +1,7 @@
 """Walks over objects: notes what a guard compares of each, and finds the objects in it."""
 
 import abc
+import decimal
 import logging
 import sys
 import threading
@@ -22,6 +23,14 @@ from shardcore.binding.captured.python_state.contents import Budget, content_of,
 from shardcore.binding.captured.python_state.held import Held
 from shardcore.binding.captured.python_state.objects import attributes_of, is_of
 from shardcore.binding.captured.python_state.observed import ObservedCalls
+from shardcore.binding.captured.python_state.readers import (
+    class_name,
+    decimal_context,
+    held_in,
+    identity,
+    level,
+    state_in_c,
+)
 from shardcore.binding.keras_private.variables import tensor_of
 from shardcore.domain.steps.capture import NotCaptured
 
@@ -66,6 +75,10 @@ class ObjectWalk(abc.ABC):
     def _visit(self, value: Any, name: str) -> None:
         """Notes what is compared of a value, and adds its parts."""
         kind: Any = type(value)  # a class is hashable, which mypy does not know
+        if value is decimal.Decimal or is_of(value, decimal.Decimal):
+            self.held.content(decimal_context, "the context of decimal numbers")
+        if is_of(value, decimal.Context):
+            self.held.content(partial(repr, value), name)
         if is_of(value, torch.Tensor):
             self._tensor(value, name)
         elif is_of(value, FunctionType):
@@ -108,6 +121,11 @@ class ObjectWalk(abc.ABC):
         self.held.tensor(tensor, name)
         if type(tensor) in (torch.Tensor, torch.nn.Parameter):  # ours have attributes of ours
             self._attributes(vars(tensor), name, is_library=False)
+        if type(tensor) is torch.Tensor:  # a parameter keeps its shape, and a step its gradient
+            self.held.content(tensor.size, f"the shape of {name}")
+            if "grad" in self.user_names and tensor.is_leaf:
+                self.held.read(partial(getattr, tensor, "grad"), f"the gradient of {name}")
+                self._add(tensor.grad, f"the gradient of {name}")
 
     def _variable(self, variable: keras.Variable) -> None:
         """Adds the tensor of a variable, and what Keras reads of it in a step."""
@@ -124,6 +142,11 @@ class ObjectWalk(abc.ABC):
 
     def _check_comparable(self, kind: Any, name: str) -> None:
         """Checks that a change in an object of this class can be seen."""
+        if issubclass(kind, torch.jit.ScriptModule):
+            raise NotCaptured(
+                f"it reads {name}, a module of torch.jit, whose attributes cannot be compared: use "
+                "the module that it was made of"
+            )
         if kind.__module__.startswith("tensorflow") or objects.has_unknown_state(kind):
             if rules.is_library(kind.__module__) and not kind.__module__.startswith("tensorflow"):
                 return
@@ -138,7 +161,7 @@ class ObjectWalk(abc.ABC):
     def _contents(self, value: Any, name: str) -> None:
         """Adds the members of containers and what methods, caches and references hold."""
         if is_of(value, weakref.ref):
-            self.held.content(partial(_identity, value), name)
+            self.held.content(partial(identity, value), name)
             self.weak.append((value, name))
             return
         if is_of(value, ContextVar):
@@ -149,10 +172,11 @@ class ObjectWalk(abc.ABC):
         copy = content_of(value, name, self.budget)
         if copy is not None:
             self.held.content(copy, name)
+        state_in_c(value, name, self.held)
         if is_of(value, objects.CACHED):
             self._cache(value, name)
         if is_of(value, logging.Logger):
-            self.held.content(partial(_level, value), f"the level of logger {value.name!r}")
+            self.held.content(partial(level, value), f"the level of logger {value.name!r}")
         if is_of(value, *objects.CONTAINERS):
             self._container(value, name)
         for part in objects.wrapped(value):
@@ -233,14 +257,16 @@ class ObjectWalk(abc.ABC):
 
     def _class(self, kind: type) -> None:
         """Adds the attributes of a class that is not a library's."""
-        if rules.is_library(kind.__module__) or is_standard(kind.__module__):
+        if rules.is_library(kind.__module__) or rules.is_standard(kind.__module__):
             return
         space = vars(kind)
         entries = [
             (key, value)
             for key, value in space.items()
-            if not key.startswith("__") or isinstance(value, FunctionType)
+            if not key.startswith("__") or isinstance(value, FunctionType) or key in self.user_names
         ]
+        if self.user_names & {"__name__", "__qualname__"}:
+            self.held.content(partial(class_name, kind), f"the name of class {kind.__qualname__}")
         self.held.attributes(space, tuple(key for key, _ in entries), f"class {kind.__qualname__}")
         self.held.size(space, f"attributes of class {kind.__qualname__}")
         for key, value in entries:
@@ -264,11 +290,6 @@ class ObjectWalk(abc.ABC):
         """Adds what the function of a cache reads, which may have run before the first step."""
 
 
-def is_standard(module: str) -> bool:
-    """Returns whether a module is of the standard library."""
-    return module.partition(".")[0] in sys.stdlib_module_names
-
-
 def _title(owner: Any, found: dict[str, Any], name: str) -> str:
     own = found.get("name")
     return f"{type(owner).__name__} {own!r}" if isinstance(own, str) else name
@@ -277,21 +298,3 @@ def _title(owner: Any, found: dict[str, Any], name: str) -> str:
 def _lasting(found: dict[str, Any]) -> int:
     """Returns the number of attributes of a model, without those in which it notes its runs."""
     return len(found) - len(keras_private.RUNS_NOTED & found.keys())
-
-
-def held_in(holder: Any, owner: Any) -> Any:
-    """Returns what a cell or a slot holds; None if it is empty."""
-    try:
-        return holder.cell_contents if owner is None else holder.__get__(owner)
-    except (ValueError, AttributeError):
-        return None
-
-
-def _identity(reference: Any) -> int | None:
-    """Returns the identity of what a weak reference refers to; None if that has gone."""
-    target = reference()
-    return None if target is None else id(target)
-
-
-def _level(logger: logging.Logger) -> tuple[Any, ...]:
-    return logger.getEffectiveLevel(), logger.disabled, logging.root.manager.disable

@@ -183,6 +183,12 @@ def wrapped(value: Any) -> tuple[Any, ...]:
     if is_of(value, types.BuiltinFunctionType):
         owner = value.__self__
         return () if is_of(owner, types.ModuleType, type) else (owner,)
+    if is_of(value, types.MethodWrapperType):
+        return (value.__self__,)
+    if is_of(value, BaseException):
+        return value.args, value.__cause__, value.__context__
+    if is_of(value, np.flatiter):
+        return (value.base,)
     if is_of(value, *VIEWS, memoryview):
         return tuple(gc.get_referents(value))
     return ()

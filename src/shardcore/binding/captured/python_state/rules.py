@@ -4,6 +4,7 @@ Python code outside these tables is read as the user's. C code outside them is r
 """
 
 import re
+import sys
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -170,6 +171,11 @@ def is_library(module: str) -> bool:
     return module.partition(".")[0] in LIBRARIES
 
 
+def is_standard(module: str) -> bool:
+    """Returns whether a module is of the standard library."""
+    return module.partition(".")[0] in sys.stdlib_module_names
+
+
 def is_pure(module: str) -> bool:
     """Returns whether a module of the standard library depends on its operands only."""
     return module.partition(".")[0] in PURE_MODULES
@@ -192,6 +198,8 @@ def why_unknown(function: str) -> str:
     if of_type := _OF_TYPE.match(function):
         name, kind = of_type.groups()
         is_file = kind.startswith("_io.") and name in _WRITES
+        if kind.startswith("_thread.") and name == "locked":
+            return f"calls {kind}.{name}(), which may return something else in each step"
         if name == "__subclasses__":
             return "calls type.__subclasses__(), which may return something else in each step"
         if is_file or "." not in kind or _C_TYPES.match(kind):

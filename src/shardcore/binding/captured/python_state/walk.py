@@ -21,15 +21,22 @@ from shardcore.binding.captured.python_state import rules
 from shardcore.binding.captured.python_state.held import Held
 from shardcore.binding.captured.python_state.object_walk import (
     ObjectWalk,
-    held_in,
-    is_standard,
 )
 from shardcore.binding.captured.python_state.objects import is_of
 from shardcore.binding.captured.python_state.observed import ObservedCalls
+from shardcore.binding.captured.python_state.readers import decimal_context, held_in
 from shardcore.binding.context.rank_consistency import variables_of
 from shardcore.domain.steps.capture import NotCaptured
 
 _FUNCTION_STATE = attrgetter("__code__", "__defaults__", "__kwdefaults__")
+_FUNCTION_TEXTS = attrgetter("__name__", "__qualname__", "__doc__", "__module__")
+# Names by which code reads those of a function that does not run.
+_OF_FUNCTIONS = frozenset(
+    {
+        *("__code__", "__defaults__", "__kwdefaults__", "signature", "getfullargspec"),
+        *("__name__", "__qualname__", "__doc__", "__module__", "getdoc", "getsource"),
+    }
+)
 _OF_CELL = attrgetter("cell_contents")
 # Functions that ask for an attribute which may not be there.
 _ASKING = frozenset({"getattr", "hasattr", "vars", "__dict__"})
@@ -160,6 +167,8 @@ class _Walk(ObjectWalk):
         """Adds the environment and the loggers, if the user's code names them."""
         if {"environ", "getenv"} & self.user_names:
             self.held.content(lambda: dict(os.environ), "os.environ")
+        if "Decimal" in self.user_names:
+            self.held.content(decimal_context, "the context of decimal numbers")
         if "getLogger" in self.user_names:
             names = list(logging.root.manager.loggerDict)
             for name in [name for name in names if not rules.is_library(name)]:
@@ -194,7 +203,11 @@ class _Walk(ObjectWalk):
         code = function.__code__
         is_own = not self.called.is_known(code)
         if is_own:
-            self._attributes(vars(function), f"function {function.__qualname__}", is_library=False)
+            title = f"function {function.__qualname__}"
+            self._attributes(vars(function), title, is_library=False)
+            if self.user_names & _OF_FUNCTIONS:
+                self.held.reader(partial(_FUNCTION_STATE, function), f"code or defaults of {title}")
+                self.held.reader(partial(_FUNCTION_TEXTS, function), f"names of {title}")
         if not self.called.has_called(code):
             return
         self.met[id(code)] = code
@@ -225,6 +238,7 @@ class _Walk(ObjectWalk):
             package = str(namespace.get("__package__") or "")
             for full in (name, f"{package}.{name}"):
                 if full in sys.modules:
+                    self.held.attributes(sys.modules, (full,), "sys.modules")
                     self._add(sys.modules[full], f"module {full}")
 
     def _variables(self, namespace: dict[str, Any], names: Iterable[str], module: str) -> None:
@@ -246,7 +260,7 @@ class _Walk(ObjectWalk):
         Functions and classes of a library are compared by identity.
         """
         space, name = vars(module), str(vars(module).get("__name__"))
-        if not rules.is_library(name) and not is_standard(name):
+        if not rules.is_library(name) and not rules.is_standard(name):
             everything = frozenset(space) | self.user_names
             self._variables(space, everything if self.names is None else self.user_names, name)
             return

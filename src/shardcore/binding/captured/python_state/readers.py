@@ -1,0 +1,60 @@
+"""Reads what a guard compares of objects whose state is in C, or belongs to a thread."""
+
+import decimal
+import logging
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from shardcore.binding.captured.python_state.held import Held
+from shardcore.binding.captured.python_state.objects import is_of
+
+_PARTS_OF_EXCEPTION = tuple(
+    vars(BaseException)[name] for name in ("args", "__cause__", "__context__")
+)
+
+
+def state_in_c(value: Any, name: str, held: Held) -> None:
+    """Adds to `held` what an object of C has that is no attribute in its `__dict__`."""
+    if is_of(value, BaseException):
+        held.reader(partial(parts_of_exception, value), name)
+    if is_of(value, torch.Generator):
+        held.content(value.initial_seed, f"the seed of {name}")
+    if is_of(value, np.flatiter):
+        held.content(partial(getattr, value, "index"), f"the index of {name}")
+
+
+def held_in(holder: Any, owner: Any) -> Any:
+    """Returns what a cell or a slot holds; None if it is empty."""
+    try:
+        return holder.cell_contents if owner is None else holder.__get__(owner)
+    except (ValueError, AttributeError):
+        return None
+
+
+def identity(reference: Any) -> int | None:
+    """Returns the identity of what a weak reference refers to; None if that has gone."""
+    target = reference()
+    return None if target is None else id(target)
+
+
+def class_name(kind: type) -> str:
+    """Returns both names of a class, without running code of its metaclass."""
+    return " ".join(vars(type)[name].__get__(kind) for name in ("__name__", "__qualname__"))
+
+
+def parts_of_exception(error: BaseException) -> tuple[Any, ...]:
+    """Returns what an exception holds, whatever attributes its class has."""
+    return tuple(part.__get__(error) for part in _PARTS_OF_EXCEPTION)
+
+
+def decimal_context() -> str:
+    """Returns the settings of decimal numbers on this thread."""
+    return repr(decimal.getcontext())
+
+
+def level(logger: logging.Logger) -> tuple[Any, ...]:
+    """Returns whether a logger writes, and from which level on."""
+    return logger.getEffectiveLevel(), logger.disabled, logging.root.manager.disable

@@ -1,0 +1,205 @@
+"""State that changes between two steps in ways that captured steps once missed."""
+
+import decimal
+import inspect
+import math
+import sys
+import threading
+import types
+
+import keras
+import numpy as np
+import pytest
+import torch
+
+import shardcore
+from shardcore.testing import run_ranks
+
+
+def of_an_exception():
+    error = ValueError(1.0)
+    return lambda: error.args[0], lambda: setattr(error, "args", (3.0,))
+
+
+def of_a_cause():
+    error = ValueError()
+    return lambda: 1.0 + bool(error.__cause__), lambda: setattr(error, "__cause__", ValueError())
+
+
+def of_a_docstring():
+    class Described:
+        """1.0"""
+
+    return lambda: float(Described.__doc__), lambda: setattr(Described, "__doc__", "3.0")
+
+
+def of_annotations():
+    class Annotated:
+        size: 1.0
+
+    notes = Annotated.__annotations__
+    return lambda: Annotated.__annotations__["size"], lambda: notes.update(size=3.0)
+
+
+def of_a_class_name():
+    class Named:
+        pass
+
+    return lambda: float(len(Named.__name__)), lambda: setattr(Named, "__name__", "N")
+
+
+def of_a_function_name():
+    def named():
+        pass
+
+    return lambda: float(len(named.__name__)), lambda: setattr(named, "__name__", "n")
+
+
+def of_a_signature():
+    def function(scale=1.0):
+        pass
+
+    def read():
+        return inspect.signature(function).parameters["scale"].default
+
+    return read, lambda: setattr(function, "__defaults__", (3.0,))
+
+
+def of_a_sign():
+    zeros = [0.0]
+    return lambda: 2 + math.copysign(1, zeros[0]), lambda: zeros.__setitem__(0, -0.0)
+
+
+def of_the_decimal_context():
+    context = decimal.getcontext()
+    context.prec = 1
+    return lambda: float(decimal.Decimal(1) / 3), lambda: setattr(context, "prec", 5)
+
+
+def of_a_lock():
+    lock = threading.Lock()
+    return lambda: 1.0 + lock.locked(), lock.acquire
+
+
+def of_a_slot_wrapper():
+    config = types.SimpleNamespace(scale=1.0)
+    read = config.__getattribute__
+    return lambda: read("scale"), lambda: setattr(config, "scale", 3.0)
+
+
+def of_a_replaced_module():
+    def put(scale):
+        module = types.ModuleType("replaced_config")
+        module.scale = scale
+        sys.modules["replaced_config"] = module
+
+    def read():
+        import replaced_config
+
+        return replaced_config.scale
+
+    put(1.0)
+    return read, lambda: put(3.0)
+
+
+def of_a_flat_array():
+    array = np.ones(2)
+    flat = array.flat
+    return lambda: float(flat[0]), lambda: array.__setitem__(0, 3.0)
+
+
+def of_a_shape():
+    tensor = torch.ones(2)
+    return lambda: float(tensor.shape[0]), lambda: tensor.resize_(3)
+
+
+def of_a_gradient():
+    tensor = torch.ones(1)
+    later = torch.full((1,), 3.0)
+    return lambda: 1.0 if tensor.grad is None else tensor.grad, lambda: setattr(
+        tensor, "grad", later
+    )
+
+
+def of_a_seed():
+    generator = torch.Generator().manual_seed(1)
+    return lambda: float(generator.initial_seed()), lambda: generator.manual_seed(3)
+
+
+def of_a_scripted_module():
+    class Scale(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = 1.0
+
+        def forward(self):
+            return self.scale
+
+    return (module := torch.jit.script(Scale())), lambda: setattr(module, "scale", 3.0)
+
+
+STATES = [value for name, value in list(globals().items()) if name.startswith("of_")]
+
+
+def losses(state, jit_compile):
+    """Returns the losses of six steps, with a change before the fifth."""
+    keras.utils.set_random_seed(1)
+    read, change = state()
+    scaled = keras.layers.Lambda(lambda x: x * read(), output_shape=(4,))
+    model = keras.Sequential([keras.Input((4,)), scaled, keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=jit_compile)
+    found = []
+    for step in range(6):
+        if step == 4:
+            change()
+        found.append(float(model.train_on_batch(np.ones((8, 4)), np.ones((8, 1)))))
+    return found
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_every_state_is_seen_or_the_step_is_eager():
+    def program(rank):
+        shardcore.install("single")
+        return [(losses(state, False), losses(state, "auto")) for state in STATES]
+
+    (pairs,) = run_ranks(program, 1)
+    wrong = [
+        state.__name__ for state, pair in zip(STATES, pairs, strict=True) if pair[0] != pair[1]
+    ]
+    assert wrong == []
+
+
+SCALES = [1.0]
+
+
+class Interfering(keras.Sequential):
+    """A model that changes a list between two steps of an epoch."""
+
+    def make_train_function(self, force=False):
+        if self.train_function is not None and not force:
+            return
+        super().make_train_function(force=force)
+        run, steps = self.train_function, []
+
+        def interfere(iterator):
+            steps.append(1)
+            SCALES[0] = 1.0 + (len(steps) > 4)
+            return run(iterator)
+
+        self.train_function = interfere
+
+
+def test_a_loop_of_the_user_may_change_state_within_an_epoch():
+    def loss(jit_compile):
+        keras.utils.set_random_seed(1)
+        scaled = keras.layers.Lambda(lambda x: x * SCALES[0], output_shape=(4,))
+        model = Interfering([keras.Input((4,)), scaled, keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=jit_compile)
+        return model.fit(np.ones((64, 4)), np.ones((64, 1)), 8, verbose=0).history["loss"]
+
+    def program(rank):
+        shardcore.install("single")
+        return loss(False), loss("auto")
+
+    ((eager, captured),) = run_ranks(program, 1)
+    assert captured == eager
