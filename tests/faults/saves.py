@@ -138,11 +138,11 @@ def problem_of(way, value, names, least, most):
     return None if WAYS[way].is_left(names) else f"left behind: {names}"
 
 
-def told(folder):
+def saves_before_kill(folder):
     """Returns the last save that was complete, and the last one that began, before a kill."""
     rows = [line.split() for line in folder.with_suffix(".saves").read_text().splitlines()]
     return [
-        max(int(number) for what, number in rows if what == told) for told in ("saved", "begins")
+        max(int(number) for what, number in rows if what == event) for event in ("saved", "begins")
     ]
 
 
@@ -159,7 +159,7 @@ def run(way, ranks, kills, seed=0):
         of_ranks = run_ranks(found_after, ranks, ranks, way, folders, timeout=60 + 10 * kills)
         outcomes = []
         for folder, *of_folder in zip(folders, *of_ranks, strict=True):
-            least, most = told(folder)
+            least, most = saves_before_kill(folder)
             while_saving += least + WAYS[way].unfinished < most
             names = of_folder[0][1]  # rank 0 puts away what is left, and others may be before it
             problems = [problem_of(way, value, names, least, most) for value, _ in of_folder]

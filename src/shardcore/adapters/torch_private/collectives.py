@@ -61,8 +61,8 @@ def gather_safely() -> "torch.library.Library":
     """Makes torch's all-gather of tensors on a CPU safe where several are under way.
 
     torch 2.13 to 2.15: gloo runs this operator as an all-gather of a list of tensors. Two of those
-    at a time corrupt the heap: the process dies within 3 to 20 seconds of a loop of them (seen with
-    torch 2.13.0 and 2.14.1). The operator with `out=` is an all-gather of one tensor, and is safe.
+    at a time corrupt the heap: in a loop of them the process dies within a minute (seen with torch
+    2.13.0 and 2.14.1). The operator with `out=` is an all-gather of one tensor, and is safe.
 
     Returns:
         The registration, which lasts as long as the process.

@@ -196,11 +196,11 @@ class CapturedStep:
                 outputs, trace = self.capture.record(step, tensors, profile, donated)
             reason = self._refusal(entry, trace, session)
 
-            # What a module runs when it is imported, it runs once.
-            is_passing = bool(reason) and self._called.has_imported
+            # What a module runs when it is imported, it runs once: the next step shows the rest.
+            is_first_import = bool(reason) and self._called.has_imported
 
             def make(most: RecordedSums | None) -> Outcome:
-                if is_passing:
+                if is_first_import:
                     return Outcome(Event.SKIPPED)
                 if reason:
                     return Outcome(Event.REFUSED, reason=reason)

@@ -61,9 +61,9 @@ RUNS_NOTED = {
 }
 
 
-# Callbacks that call nothing of a user's in a step.
-# They make the functions that run the steps of an epoch.
+# Methods of a model that make the functions which run the steps of an epoch.
 _LOOPS = ("make_train_function", "make_test_function")
+# Callbacks that call nothing of a user's in a step.
 _QUIET = (
     *(BackupAndRestore, EarlyStopping, History, ModelCheckpoint, ProgbarLogger),
     *(ReduceLROnPlateau, TerminateOnNaN),

@@ -76,6 +76,18 @@ def of_the_decimal_context():
     return lambda: float(decimal.Decimal(1) / 3), lambda: setattr(context, "prec", 5)
 
 
+def of_a_decimal_number():
+    context, number = decimal.getcontext(), decimal.Decimal(1)
+    context.prec = 1
+    return lambda: float(number / 3), lambda: setattr(context, "prec", 5)
+
+
+def of_an_own_decimal_context():
+    context = decimal.Context(prec=1)
+    one, three = decimal.Decimal(1), decimal.Decimal(3)
+    return lambda: float(context.divide(one, three)), lambda: setattr(context, "prec", 5)
+
+
 def of_a_lock():
     lock = threading.Lock()
     return lambda: 1.0 + lock.locked(), lock.acquire

@@ -208,7 +208,7 @@ def _is_equal(now: object, then: object) -> bool:
         return True
     if type(now) not in PLAIN_TYPES or type(now) is not type(then) or now != then:
         return False
-    return not isinstance(now, float | complex) or repr(now) == repr(then)  # 0.0 is -0.0
+    return not isinstance(now, float | complex) or repr(now) == repr(then)  # 0.0 equals -0.0
 
 
 def memories(tensors: Iterable[Any], local: Callable[[Any], Any]) -> frozenset[Any]:

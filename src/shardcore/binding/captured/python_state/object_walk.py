@@ -25,7 +25,6 @@ from shardcore.binding.captured.python_state.objects import attributes_of, is_of
 from shardcore.binding.captured.python_state.observed import ObservedCalls
 from shardcore.binding.captured.python_state.readers import (
     class_name,
-    decimal_context,
     held_in,
     identity,
     level,
@@ -64,6 +63,7 @@ class ObjectWalk(abc.ABC):
     weak: list[tuple[Any, str]] = attrs.field(factory=list, init=False)
     # Whether an object looks up attributes by a name that no code has: all of them count then.
     names_are_computed: bool = attrs.field(default=False, init=False)
+    has_decimals: bool = attrs.field(default=False, init=False)  # whether it met decimal numbers
     budget: Budget = attrs.field(factory=Budget, init=False)
     # All names in the user's code.
     user_names: frozenset[str] = attrs.field(init=False)
@@ -76,7 +76,7 @@ class ObjectWalk(abc.ABC):
         """Notes what is compared of a value, and adds its parts."""
         kind: Any = type(value)  # a class is hashable, which mypy does not know
         if value is decimal.Decimal or is_of(value, decimal.Decimal):
-            self.held.content(decimal_context, "the context of decimal numbers")
+            self.has_decimals = True
         if is_of(value, decimal.Context):
             self.held.content(partial(repr, value), name)
         if is_of(value, torch.Tensor):

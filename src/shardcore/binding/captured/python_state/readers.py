@@ -1,4 +1,4 @@
-"""Reads what a guard compares of objects whose state is in C, or belongs to a thread."""
+"""Functions by which a guard reads state that is no attribute: in C, in a cell, of a thread."""
 
 import decimal
 import logging

@@ -19,9 +19,7 @@ from shardcore.binding import keras_private
 from shardcore.binding.captured.closures import Closures
 from shardcore.binding.captured.python_state import rules
 from shardcore.binding.captured.python_state.held import Held
-from shardcore.binding.captured.python_state.object_walk import (
-    ObjectWalk,
-)
+from shardcore.binding.captured.python_state.object_walk import ObjectWalk
 from shardcore.binding.captured.python_state.objects import is_of
 from shardcore.binding.captured.python_state.observed import ObservedCalls
 from shardcore.binding.captured.python_state.readers import decimal_context, held_in
@@ -30,7 +28,7 @@ from shardcore.domain.steps.capture import NotCaptured
 
 _FUNCTION_STATE = attrgetter("__code__", "__defaults__", "__kwdefaults__")
 _FUNCTION_TEXTS = attrgetter("__name__", "__qualname__", "__doc__", "__module__")
-# Names by which code reads those of a function that does not run.
+# Names by which code reads these of a function, which need not run.
 _OF_FUNCTIONS = frozenset(
     {
         *("__code__", "__defaults__", "__kwdefaults__", "signature", "getfullargspec"),
@@ -164,10 +162,10 @@ class _Walk(ObjectWalk):
                 )
 
     def surroundings(self) -> None:
-        """Adds the environment and the loggers, if the user's code names them."""
+        """Adds the environment, loggers and the decimal context, if the user's code uses them."""
         if {"environ", "getenv"} & self.user_names:
             self.held.content(lambda: dict(os.environ), "os.environ")
-        if "Decimal" in self.user_names:
+        if self.has_decimals or "Decimal" in self.user_names:
             self.held.content(decimal_context, "the context of decimal numbers")
         if "getLogger" in self.user_names:
             names = list(logging.root.manager.loggerDict)
