@@ -20,6 +20,7 @@ from shardcore.binding.data_position import Counted
 from shardcore.binding.metric_sums import TrainerRun
 from shardcore.binding.planning import rules_report
 from shardcore.binding.training.ends import Ends
+from shardcore.binding.training.precision import EmulationWarning
 from shardcore.binding.training.undisturbed import is_undisturbed
 from shardcore.binding.types import Original
 from shardcore.binding.variables import adoption
@@ -35,6 +36,7 @@ class Steps:
 
     sessions: Sessions
     capture: StepCapture[torch.Tensor]
+    emulation: EmulationWarning = attrs.field(factory=EmulationWarning, init=False)
 
     def make(self, kind: str, original: Original, trainer: Model, force: bool = False) -> Any:
         """Replaces `make_train_function`, `make_test_function` and `make_predict_function`."""
@@ -44,6 +46,7 @@ class Steps:
         result = original(trainer, force=force or is_old)
         made = getattr(trainer, function_name)
         if made is not kept:
+            self.emulation.check(trainer)
             captured = CapturedStep(trainer, f"{kind}_step", self.capture)
             setattr(trainer, function_name, _Step(self.sessions, trainer, made, captured))
         return result
