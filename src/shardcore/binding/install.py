@@ -27,12 +27,14 @@ from shardcore.binding.metric_sums import results_of_epoch
 from shardcore.binding.torch_modules import wrapper
 from shardcore.binding.training import loops
 from shardcore.binding.training.ends import Ends
+from shardcore.binding.training.loss_scaling import LossScaling
 from shardcore.binding.training.steps import Steps
 from shardcore.binding.types import Original
 from shardcore.binding.variables import adoption, initial, quantized, variable
 from shardcore.domain.errors import StrategyError
 from shardcore.ports.capture import StepCapture
 from shardcore.ports.strategy import StrategyEntry
+from shardcore.ports.update_on_device import OpenUpdateOnDevice
 from shardcore.ports.world import Processes
 
 
@@ -43,6 +45,7 @@ class Binding:
     entry: StrategyEntry
     processes: Processes
     capture: StepCapture[torch.Tensor]
+    update_on_device: OpenUpdateOnDevice[torch.Tensor]
     sessions: Sessions = attrs.field(init=False)
     library: BackendLibrary = attrs.field(init=False)
     _undo: ExitStack = attrs.field(factory=ExitStack, init=False)
@@ -84,6 +87,7 @@ class Binding:
         """Returns, by the keys of the patch table, the functions from old to new values."""
         sessions, capture = self.sessions, self.capture
         steps, ends = Steps(sessions, capture), Ends(sessions)
+        loss_scaling = LossScaling(sessions, self.update_on_device)
         values: dict[str, Callable[[Any], Any]] = {
             "backend.distribution_lib": lambda _: self.library,
             "distribution_lib.distribution_lib": lambda _: self.library,
@@ -156,6 +160,9 @@ class Binding:
             },
             "core.remat": partial(operations.remat, capture),
             "Adam._parallel_update_step": partial(operations.fused_update, sessions),
+            "LossScaleOptimizer._common_apply": loss_scaling.update,
+            "LossScaleOptimizer.check_finite": loss_scaling.check_finite,
+            "core.cond": loss_scaling.cond,
             "core.scatter": operations.scatter,
             "nn._transpose_spatial_inputs": operations.with_channels_first,
             "core.while_loop": WhileLoops(sessions, capture).run,

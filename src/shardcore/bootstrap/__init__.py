@@ -88,6 +88,7 @@ def install(strategy: str, options: dict[str, object]) -> Installation:
         entry = plugins.with_options(entry, options)
         from shardcore.adapters.capture.running.program import TraceCapture
         from shardcore.adapters.processes import TorchProcesses
+        from shardcore.adapters.update_on_device import update_on_device
 
         with environment.keras_imported():
             from shardcore.binding.install import Binding
@@ -96,7 +97,7 @@ def install(strategy: str, options: dict[str, object]) -> Installation:
         processes.take_device()
         capture = TraceCapture()
         undo.callback(capture.close)
-        binding = Binding(entry, processes, capture)
+        binding = Binding(entry, processes, capture, update_on_device)
         binding.put()
         undo.callback(processes.unwatch)
         _installed = Installation(

@@ -16,6 +16,7 @@ from shardcore.adapters.torch_private.collectives import runs_on_gloo as runs_on
 from shardcore.adapters.torch_private.collectives import wait_for as wait_for
 from shardcore.adapters.torch_private.dispatch_modes import CollectiveListener as CollectiveListener
 from shardcore.adapters.torch_private.dispatch_modes import OperatorListener as OperatorListener
+from shardcore.adapters.torch_private.dispatch_modes import OperatorRunner as OperatorRunner
 from shardcore.adapters.torch_private.dispatch_modes import ResultListener as ResultListener
 from shardcore.adapters.torch_private.dispatch_modes import WithoutValues as WithoutValues
 from shardcore.adapters.torch_private.dispatch_modes import active_mode as active_mode
@@ -33,6 +34,7 @@ from shardcore.adapters.torch_private.operators import is_composite as is_compos
 from shardcore.adapters.torch_private.operators import is_elementwise as is_elementwise
 from shardcore.adapters.torch_private.operators import is_fused as is_fused
 from shardcore.adapters.torch_private.operators import is_list_operator as is_list_operator
+from shardcore.adapters.torch_private.operators import is_skippable as is_skippable
 from shardcore.adapters.torch_private.operators import is_view as is_view
 from shardcore.adapters.torch_private.operators import kind_of_results as kind_of_results
 from shardcore.adapters.torch_private.operators import number_of_results as number_of_results

@@ -136,6 +136,21 @@ def active_mode() -> str:
     return ""
 
 
+class OperatorRunner(_OfPlainTensors):  # type: ignore[no-untyped-call]
+    """Has a function run all operators on plain tensors.
+
+    Args:
+        run: Called with the operator and its operands; returns the result.
+    """
+
+    def __init__(self, run: Callable[[Operator, Args, Kwargs], Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._run_by = run
+
+    def _run(self, operator: Operator, args: Args, kwargs: Kwargs) -> Any:
+        return self._run_by(operator, args, kwargs)
+
+
 class _WithoutUpdatesAndWaits(_OfPlainTensors):  # type: ignore[no-untyped-call]
     """Skips operators that take no memory, but which torch 2.13 runs on copies without values.
 

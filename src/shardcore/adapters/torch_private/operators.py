@@ -90,6 +90,11 @@ def is_fused(operator: Operator) -> bool:
     return is_list_operator(operator) and writes_others(operator)
 
 
+def is_skippable(operator: Operator) -> bool:
+    """Returns whether `operator` is a fused update, which does nothing if its `found_inf` is 1."""
+    return is_fused(operator) and "found_inf" in (each.name for each in operator._schema.arguments)
+
+
 def _is_list(argument: Any) -> bool:
     return str(argument.type) == "List[Tensor]"
 

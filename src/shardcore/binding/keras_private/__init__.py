@@ -13,6 +13,7 @@ from shardcore.binding.keras_private.hub import change_exporter as change_export
 from shardcore.binding.keras_private.models import DataAdapter as DataAdapter
 from shardcore.binding.keras_private.models import EpochIterator as EpochIterator
 from shardcore.binding.keras_private.models import children_of as children_of
+from shardcore.binding.keras_private.models import code_of_user as code_of_user
 from shardcore.binding.keras_private.models import gradient_of as gradient_of
 from shardcore.binding.keras_private.models import graph_of as graph_of
 from shardcore.binding.keras_private.models import graph_tensors as graph_tensors
@@ -33,6 +34,7 @@ from shardcore.binding.keras_private.models import weights_by_moment as weights_
 from shardcore.binding.keras_private.nests import copy_mask as copy_mask
 from shardcore.binding.keras_private.nests import leaves as leaves
 from shardcore.binding.keras_private.nests import map_leaves as map_leaves
+from shardcore.binding.keras_private.nests import map_pairs as map_pairs
 from shardcore.binding.keras_private.nests import map_tensors as map_tensors
 from shardcore.binding.keras_private.nests import packed as packed
 from shardcore.binding.keras_private.process import CURRENT_DISTRIBUTION as CURRENT_DISTRIBUTION

@@ -8,7 +8,7 @@ import keras
 import torch
 from keras import Function, KerasTensor, Layer, Model, Operation, Variable
 from keras.layers import EinsumDense
-from keras.optimizers import Adam, Optimizer
+from keras.optimizers import Adam, LossScaleOptimizer, Optimizer
 from keras.src import tree
 from keras.src.backend.torch.optimizers import torch_adam
 from keras.src.ops.node import Node
@@ -120,6 +120,18 @@ def moments_of(optimizer: Adam, variables: Sequence[Variable]) -> tuple[list[tor
     kept.append(optimizer._velocity_hats if optimizer.amsgrad else [])
     places = [optimizer._get_variable_index(each) for each in variables]
     return tuple([each[place].value for place in places] if each else [] for each in kept)
+
+
+def code_of_user(optimizer: LossScaleOptimizer) -> str:
+    """Returns the first part of an update that is not code of Keras, empty without one."""
+    inner = optimizer.inner_optimizer
+    rate = inner._learning_rate
+    parts = {"the class": optimizer, "the inner class": inner, "the learning rate": rate}
+    for variable in getattr(optimizer, "_trainable_variables", ()):
+        if variable.constraint is not None:
+            parts[f"the constraint of {variable.path!r}"] = variable.constraint
+    own = (name for name, part in parts.items() if not type(part).__module__.startswith("keras."))
+    return next(own, "")
 
 
 def layers_of(model: Model) -> Iterator[Any]:

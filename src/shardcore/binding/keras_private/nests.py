@@ -29,6 +29,11 @@ def map_leaves(function: Callable[[Any], object], structure: object) -> Any:
     return tree.map_structure(function, structure, none_is_leaf=False)
 
 
+def map_pairs(function: Callable[[Any, Any], object], one: object, other: object) -> Any:
+    """Returns the results of `function` for the leaves of two equal structures; None stays."""
+    return tree.map_structure(function, one, other, none_is_leaf=False)
+
+
 def packed(structure: object, found: Sequence[object]) -> Any:
     """Returns the leaves `found` in the nesting of `structure`."""
     return tree.pack_sequence_as(structure, found)

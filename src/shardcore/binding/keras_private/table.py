@@ -261,6 +261,19 @@ ALL = (
         "Reads a product of its state on the host at each step, where a trace does not see it.",
     ),
     Patch(
+        "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer._common_apply",
+        "Reads on the host whether all gradients are finite.",
+    ),
+    Patch(
+        "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer.check_finite",
+        "Makes four tensors of the size of each gradient.",
+    ),
+    Patch(
+        "keras.src.backend.torch.core:cond",
+        "Reads its predicate on the host, in the update of a LossScaleOptimizer too.",
+        everywhere=True,
+    ),
+    Patch(
         "keras.src.backend.torch.core:scatter",
         "Adds value by value, each at an index that is read on the host.",
     ),
