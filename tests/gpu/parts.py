@@ -21,6 +21,7 @@ BENCH = "bench"
 # The tests of each part.
 PARTS: dict[str, tuple[str, ...]] = {
     LAUNCH: ("tests/gpu/test_launch.py",),
+    "float16": ("tests/distributed/precision/test_float16.py",),
     "contract": ("tests/distributed/strategies/test_contract.py",),
     "distributed": ("tests/distributed", "-m", "gpu"),
     "counts": tuple(COUNTS),
@@ -29,10 +30,11 @@ PARTS: dict[str, tuple[str, ...]] = {
 }
 # The seconds after which each part is ended: all together are under half an hour.
 LIMITS = {
-    LAUNCH: 150,
-    "contract": 240,
+    LAUNCH: 120,
+    "float16": 120,
+    "contract": 180,
     "distributed": 480,
-    "counts": 240,
+    "counts": 180,
     "layers": 240,
     BENCH: 240,
 }
