@@ -99,7 +99,11 @@ def with_old_values(trace):
 
 def test_a_pass_that_writes_other_values_is_found(monkeypatch):
     assert outcome_of_plain() == ("ok", "")
-    with_broken = lambda *how, of=passes.passes_of: (*of(*how), Pass(with_old_values))  # noqa: E731
+    of_step = passes.passes_of
+
+    def with_broken(*memories, **sends):
+        return (*of_step(*memories, **sends), Pass(with_old_values))
+
     monkeypatch.setattr(passes, "passes_of", with_broken)
     status, detail = outcome_of_plain()
     assert (status, "differs" in detail) == ("WRONG", True)
