@@ -1,11 +1,13 @@
 """The project files agree: the workflow, pre-commit and pyproject.toml name what is there."""
 
+import ast
 import re
 import tomllib
 
 import pytest
 
 from tests.checks.tree import ROOT
+from tests.long_tests import LONG_TESTS
 
 MAKEFILE = (ROOT / "Makefile").read_text()
 WORKFLOW = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
@@ -56,3 +58,12 @@ def test_a_planted_step_is_seen():
         "lint",
         "frobnicate",
     }
+
+
+def test_each_long_test_that_make_test_leaves_out_is_there():
+    folders = (ROOT / "tests", ROOT / "tests" / "distributed")
+    for name in LONG_TESTS:
+        path, test = name.partition("[")[0].split("::")
+        (file,) = (folder / path for folder in folders if (folder / path).is_file())
+        nodes = ast.walk(ast.parse(file.read_text()))
+        assert any(isinstance(node, ast.FunctionDef) and node.name == test for node in nodes), name
