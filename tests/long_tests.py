@@ -98,6 +98,8 @@ LONG_TESTS = {
     "test_blocks_with_generated_names_are_traced_once": "blocks whose small weights are held",
     "planning/test_traced_steps.py::"
     "test_four_blocks_of_a_decoder_show_the_others": "blocks whose small weights are held",
+    "precision/test_loss_scaling.py::"
+    "test_ranks_skip_the_steps_that_one_device_skips[manual-shape1]": "dtensor",
     "strategies/test_install_environment.py::"
     "test_a_keras_that_cannot_be_imported_is_an_error_that_says_what_is_missing": (
         "the other environments"
