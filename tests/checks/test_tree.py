@@ -28,6 +28,7 @@ REASONS = {
 REASONS_OF_TESTS = {
     "distributed/capture/states": "the parts of one generated test, and what others found",
     "distributed/capture/states/kinds.py": "one table: kinds of Python state",
+    "distributed/capture/states/test_found_states.py": "one list: states that others found",
     "distributed/capture/states/surroundings.py": "one table: settings, files, clocks",
     "matrix/cases": "a table of cases for each part of Keras",
     "matrix/cases/histories.py": "the events of one random history, and what draws them",

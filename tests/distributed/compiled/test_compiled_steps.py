@@ -2,6 +2,8 @@
 
 import keras
 import numpy as np
+import pytest
+import torch
 
 from shardcore.adapters.torch_private import inductor, is_all_reduce
 from shardcore.testing import run_ranks
@@ -56,6 +58,39 @@ def test_a_compiled_step_has_the_numbers_of_the_eager_one():
     assert not said  # all of it is compiled
     for one, other in zip(captured, eager, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+class Recurrent(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = torch.nn.LSTM(2, 4, batch_first=True)
+
+    def forward(self, x):
+        return self.lstm(x)[0][:, -1]
+
+
+@needs_compiler
+def test_a_recurrent_layer_of_torch_has_the_numbers_of_the_eager_step():
+    """oneDNN's returns no workspace where gradients are not recorded, as in a program."""
+
+    def losses(jit_compile):
+        keras.utils.set_random_seed(1)
+        reshaped = keras.layers.Reshape((2, 2))
+        recurrent = keras.layers.TorchModuleWrapper(Recurrent())
+        model = keras.Sequential([keras.Input((4,)), reshaped, recurrent])
+        model.compile("sgd", "mse", jit_compile=jit_compile)
+        x = np.random.default_rng(1).normal(size=(8, 4)).astype("float32")
+        return [float(model.train_on_batch(x, x)) for _ in range(5)]
+
+    def program(rank):
+        begin(None)
+        said = messages()
+        return [losses(jit_compile) for jit_compile in (False, "auto", True)], said
+
+    (((eager, captured, compiled), said),) = run_ranks(program, 1, timeout=300)
+    assert captured == eager
+    assert compiled == pytest.approx(eager, rel=1e-5)
+    assert not said
 
 
 @needs_compiler

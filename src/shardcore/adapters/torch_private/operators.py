@@ -237,6 +237,7 @@ def reads_values(operator: object, args: tuple[Any, ...]) -> bool:
     return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
 
 
+_RECURRENT = torch.ops.aten.mkldnn_rnn_layer.default
 _INDEXING = (torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default)
 _MASKS = (torch.bool, torch.uint8)
 
@@ -246,7 +247,23 @@ def direct(operator: object) -> Any:
 
     torch 2.13: `OpOverload.__call__` is Python, and a fifth of the time of a small operator.
     """
+    if needs_grad_mode(operator):
+        return _recurrent
     return getattr(operator, "_op", operator)
+
+
+def needs_grad_mode(operator: object) -> bool:
+    """Returns whether `operator` returns less where no gradients are recorded, as in a program."""
+    return operator is _RECURRENT
+
+
+def _recurrent(*args: Any) -> Any:
+    """Runs oneDNN's recurrent layer as where gradients are recorded.
+
+    torch 2.10 to 2.15: elsewhere it returns no workspace, which its backward pass needs.
+    """
+    with torch.enable_grad():
+        return _RECURRENT(*(x.detach() if isinstance(x, torch.Tensor) else x for x in args))
 
 
 @cache

@@ -113,7 +113,7 @@ class CapturedStep:
         return outputs
 
     def again(self, tensors: Sequence[object]) -> Any:
-        """Returns the outputs of a step on the outputs of the last one; None if it must be called.
+        """Returns the outputs of a step on those of the last one; None if it must be called.
 
         After a program has run twice in a row on its own outputs, only the numbers that it reads
         are compared. Its outputs may be inference tensors.
@@ -136,10 +136,7 @@ class CapturedStep:
         return outputs
 
     def _is_wanted(self, data: object) -> bool:
-        """Returns whether the step may be captured.
-
-        Not if `compile()` rules it out, if its batch has other than plain tensors, or below a mode.
-        """
+        """Returns whether neither `compile()`, the batch nor a mode of torch rules it out."""
         asked = self.trainer.jit_compile
         is_main = threading.current_thread() is threading.main_thread()
         if self.trainer.run_eagerly or not is_main or self.capture.is_recording():
@@ -177,6 +174,7 @@ class CapturedStep:
         if entry.programs and session is not None and session.mesh.size > 1:
             meet_changed(f"{self.name} of model {self.trainer.name!r}", change, session)
         self._reports.changed(change)
+        self._called.forget()  # functions that were replaced run no more
         entry.after(Event.CHANGED)
         if entry.progress.is_unstable:
             entry.unstable = f"{change} changes again and again: {_KEEP}"

@@ -20,10 +20,11 @@ def current() -> tuple[Any, ...]:
         >>> current() == before
         True
     """
-    casts = (torch.get_autocast_dtype(each) for each in _autocasting())
+    cuda: Any = torch.backends.cuda  # torch gives its functions no types
+    deterministic: Any = torch.utils.deterministic
     return (
         *_autocasting(),
-        *casts,
+        *map(torch.get_autocast_dtype, _DEVICES),
         torch.is_grad_enabled(),
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
@@ -35,6 +36,9 @@ def current() -> tuple[Any, ...]:
         torch.get_num_threads(),
         *(torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark),
         *(torch.backends.cudnn.deterministic, torch.backends.mkldnn.enabled),
+        *(cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()),
+        *(cuda.cudnn_sdp_enabled(), torch.backends.mha.get_fastpath_enabled()),
+        deterministic.fill_uninitialized_memory,
     )
 
 

@@ -1,12 +1,15 @@
 """State that changes between two steps in ways that captured steps once missed."""
 
+import collections.abc
 import contextlib
 import decimal
 import inspect
 import math
+import random
 import sys
 import threading
 import types
+import warnings
 
 import keras
 import numpy as np
@@ -180,6 +183,115 @@ def of_a_thread_name():
     thread = threading.current_thread()
     thread.name = "MainThread"
     return lambda: float(len(threading.current_thread().name)), lambda: setattr(thread, "name", "x")
+
+
+def of_a_replaced_dict():
+    class Config:
+        pass
+
+    config = Config()
+    config.scale = 1.0
+    return lambda: config.scale, lambda: setattr(config, "__dict__", {"scale": 3.0})
+
+
+def of_a_registered_class():
+    class Own:
+        pass
+
+    own = Own()
+    return (
+        lambda: 1.0 + isinstance(own, collections.abc.Sized),
+        lambda: collections.abc.Sized.register(Own),
+    )
+
+
+def of_a_submodule():
+    def put(scale):
+        package.part = types.ModuleType("own_package.part")
+        package.part.scale = scale
+
+    package = types.ModuleType("own_package")
+    put(1.0)
+    sys.modules |= {"own_package": package, "own_package.part": package.part}
+
+    def read():
+        import own_package.part as part
+
+        return part.scale
+
+    return read, lambda: put(3.0)
+
+
+def of_a_random_state():
+    random.seed(1)
+    return lambda: random.getstate()[1][0] / 2**32, lambda: random.seed(3)
+
+
+def of_numpys_errors():
+    np.seterr(divide="ignore")
+
+    def read():
+        try:
+            np.ones(1) / np.zeros(1)
+        except FloatingPointError:
+            return 3.0
+        return 1.0
+
+    return read, lambda: np.seterr(divide="raise")
+
+
+def of_filters_of_warnings():
+    warnings.filterwarnings("ignore", "of a scale")
+
+    def read():
+        try:
+            warnings.warn("of a scale", UserWarning, stacklevel=1)
+        except UserWarning:
+            return 3.0
+        return 1.0
+
+    return read, lambda: warnings.filterwarnings("error", "of a scale")
+
+
+def of_strides():
+    tensor = torch.ones(2, 3)
+    return lambda: float(tensor.stride()[0]), tensor.t_
+
+
+def of_the_type_of_a_tensor():
+    tensor = torch.ones(2)
+    wide = torch.ones(2, dtype=torch.float64)
+    return lambda: 1.0 + (tensor.dtype == wide.dtype), lambda: setattr(tensor, "data", wide)
+
+
+def of_match_args():
+    class Pair:
+        __match_args__ = ("first",)
+        first, second = 1.0, 3.0
+
+    pair = Pair()
+
+    def read():
+        match pair:
+            case Pair(scale):
+                return scale
+
+    return read, lambda: setattr(Pair, "__match_args__", ("second",))
+
+
+def of_a_record():
+    record = np.array([(1.0,)], dtype=[("scale", float)])[0]
+    return lambda: float(record["scale"]), lambda: record.__setitem__("scale", 3.0)
+
+
+def of_a_format():
+    inner = types.SimpleNamespace(scale_of_it=1.0)
+    outer = types.SimpleNamespace(inner=inner)
+
+    def read():
+        return float("{0.inner.scale_of_it}".format(outer))  # noqa: UP030, UP032 - it is the subject
+
+    return read, lambda: setattr(inner, "scale_of_it", 3.0)
 
 
 STATES = [value for name, value in list(globals().items()) if name.startswith("of_")]

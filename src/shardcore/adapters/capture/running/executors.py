@@ -94,9 +94,9 @@ def _both(first: Function, second: Function, count: int) -> Function:
 def parted(trace: Trace, literals: Set[int]) -> tuple[Trace, Trace]:
     """Returns `trace` in two: the calls that only Python runs, with their dependencies; the rest.
 
-    Those are functions of Python, calls with random generators, and copies from the host to a
-    device, which no CUDA graph takes. Draws depend on shapes and seeds, as a rule, so the first
-    part is small. Its outputs are the last inputs of the second part.
+    Those are functions of Python, calls with random generators or in another mode, and copies from
+    the host to a device, which no CUDA graph takes. Draws depend on shapes and seeds, as a rule, so
+    the first part is small. Its outputs are the last inputs of the second part.
 
     Raises:
         NotCaptured: If both parts would write into views of one memory.
@@ -118,6 +118,8 @@ def parted(trace: Trace, literals: Set[int]) -> tuple[Trace, Trace]:
 def _is_for_python(trace: Trace, call: Call) -> bool:
     forms = [trace.forms[each.number] for each in (*call.operands, *call.results)]
     if None in forms or isinstance(call.operator, FunctionType):  # no form: a generator
+        return True
+    if torch_private.needs_grad_mode(call.operator):
         return True
     is_copy = call.operator is torch_private.TO_COPY
     return is_copy and len({form.device for form in forms if form is not None}) > 1

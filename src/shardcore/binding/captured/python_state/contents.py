@@ -58,7 +58,7 @@ def content_of(value: Any, name: str, budget: Budget) -> Callable[[], Any] | Non
             )
         budget.take(value.nbytes, name)
         return partial(_array_content, value)
-    if is_of(value, bytearray, array, memoryview):
+    if is_of(value, bytearray, array, memoryview, np.void):  # the last is a record of an array
         budget.take(memoryview(value).nbytes, name)
         return partial(_buffer_content, value)
     if is_of(value, np.random.Generator):

@@ -47,6 +47,9 @@ class Held:
     _owners: list[Any] = attrs.field(factory=list, init=False)
     _kinds: list[type] = attrs.field(factory=list, init=False)
     _owner_names: list[str] = attrs.field(factory=list, init=False)
+    # What reads the `__dict__` of an object, and the dict.
+    _namespace_readers: list[Callable[[], Any]] = attrs.field(factory=list, init=False)
+    _namespaces: list[Any] = attrs.field(factory=list, init=False)
     # Copies of contents.
     _contents: list[tuple[str, Callable[[], Any], Any]] = attrs.field(factory=list, init=False)
     # Tensors that are held, and those among them whose metadata is compared.
@@ -114,6 +117,11 @@ class Held:
         self._kinds.append(type(owner))
         self._owner_names.append(name)
 
+    def namespace(self, read: Callable[[], dict[str, Any]]) -> None:
+        """Adds the `__dict__` of the object that was added last, which may be replaced."""
+        self._namespace_readers.append(read)
+        self._namespaces.append(read())
+
     def content(self, copy: Callable[[], Any], name: str) -> None:
         """Adds what a function copies."""
         self._contents.append((name, copy, copy()))
@@ -141,12 +149,14 @@ class Held:
                 not any(self._empties)
                 and list(map(len, self._sized)) == self._sizes
                 and list(map(type, self._owners)) == self._kinds
+                and all(map(is_, [read() for read in self._namespace_readers], self._namespaces))
                 and all(map(is_, values, self._values))
                 and all(map(is_, members, self._flat))
                 and list(map(self.metadata_of, self._leaves)) == self._leaf_states
                 and False not in [copy() == then for _, copy, then in self._contents]
             )
-        except (KeyError, RuntimeError):  # a key has gone; a container changes meanwhile
+        # A key has gone; a container changes meanwhile; the bases of a class were replaced.
+        except (KeyError, RuntimeError, TypeError):
             return False
 
     def changes(self) -> Iterable[str]:
@@ -159,6 +169,8 @@ class Held:
             if type(owner) is not kind:
                 yield f"the class of {name}"
         yield from self._changed_values()
+        if not all(map(is_, [read() for read in self._namespace_readers], self._namespaces)):
+            yield "the `__dict__` of an object"
         tensors = zip(self._leaf_names, self._leaves, self._leaf_states, strict=True)
         yield from (
             f"requires_grad or a hook of {name}"

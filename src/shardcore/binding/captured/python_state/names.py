@@ -1,6 +1,7 @@
 """The names in the code of a function: what it looks up in modules and on objects."""
 
 import dis
+import re
 from collections.abc import Iterator
 from itertools import takewhile
 from types import CodeType
@@ -16,6 +17,7 @@ _ALL = frozenset(
         *("copy", "deepcopy", "asdict", "astuple", "fields", "evolve", "getattr_static"),
     }
 )
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 # Instructions that load a value by a name or from a constant, and change nothing.
 _LOADS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_ATTR", "LOAD_NAME", "LOAD_CLOSURE")
 _IGNORED = frozenset({"PUSH_NULL", "PRECALL", "CACHE", "NOP", "RESUME", "COPY_FREE_VARS"})
@@ -58,6 +60,8 @@ class Names:
         ]
         modules = [step.argval for step in instructions if step.opname == "IMPORT_NAME"]
         attributes = {*code.co_names, *_strings(code.co_consts)}
+        if any(instruction.opname == "MATCH_CLASS" for instruction in instructions):
+            attributes.add("__match_args__")
         return cls(
             frozenset(variables),
             frozenset(attributes),
@@ -72,6 +76,8 @@ def _strings(constants: tuple[object, ...]) -> Iterator[str]:
     for constant in constants:
         if isinstance(constant, str):
             yield constant
+            if "{" in constant:  # a format such as "{0.rate}", whose names are attributes
+                yield from _IDENTIFIER.findall(constant)
         elif isinstance(constant, tuple | frozenset):
             yield from _strings(tuple(constant))
 

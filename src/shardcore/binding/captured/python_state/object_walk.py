@@ -21,10 +21,11 @@ from shardcore.binding import keras_private
 from shardcore.binding.captured.python_state import objects, rules
 from shardcore.binding.captured.python_state.contents import Budget, content_of, members_reader
 from shardcore.binding.captured.python_state.held import Held
-from shardcore.binding.captured.python_state.objects import attributes_of, is_of
+from shardcore.binding.captured.python_state.objects import attributes_of, is_of, namespace_reader
 from shardcore.binding.captured.python_state.observed import ObservedCalls
 from shardcore.binding.captured.python_state.readers import (
     class_name,
+    geometry,
     held_in,
     identity,
     level,
@@ -122,7 +123,7 @@ class ObjectWalk(abc.ABC):
         if type(tensor) in (torch.Tensor, torch.nn.Parameter):  # ours have attributes of ours
             self._attributes(vars(tensor), name, is_library=False)
         if type(tensor) is torch.Tensor:  # a parameter keeps its shape, and a step its gradient
-            self.held.content(tensor.size, f"the shape of {name}")
+            geometry(tensor, name, self.held)
             if "grad" in self.user_names and tensor.is_leaf:
                 self.held.read(partial(getattr, tensor, "grad"), f"the gradient of {name}")
                 self._add(tensor.grad, f"the gradient of {name}")
@@ -222,6 +223,8 @@ class ObjectWalk(abc.ABC):
             title = _title(owner, found, name)
             self._attributes(found, title, is_library)
             self.held.kind(owner, title)
+            if not is_library:
+                self.held.namespace(namespace_reader(owner))
         for key, slot in objects.slots_of(kind):
             if self._counts(key):
                 self.held.read(partial(slot.__get__, owner), f"attribute {key!r} of {name}")
@@ -271,8 +274,6 @@ class ObjectWalk(abc.ABC):
         for key, value in entries:
             if self._counts(key) or key.startswith("__"):
                 self._add(value, f"{key!r} of class {kind.__qualname__}")
-        if is_of(kind, abc.ABCMeta):
-            self.held.content(abc.get_cache_token, "the classes that are registered with an ABC")
         self.held.reader(partial(_BASES, kind), f"the bases of class {kind.__qualname__}")
         self._add(type(kind), kind.__name__)
 

@@ -65,9 +65,9 @@ _KNOWN_TO_THE_WALK = (
 
 
 @cache
-def _dict_descriptor(kind: Any) -> Any:
+def _dict_descriptor(kind: Any, bases: tuple[type, ...]) -> Any:
     """Returns what gives the `__dict__` of the instances of a class; None without one."""
-    for base in kind.__mro__:
+    for base in bases:
         descriptor = vars(base).get("__dict__")
         if descriptor is not None:
             is_of_c = isinstance(descriptor, GetSetDescriptorType | MemberDescriptorType)
@@ -90,8 +90,16 @@ def attributes_of(owner: Any) -> dict[str, Any] | None:
     if is_of(owner, type):
         return None
     kind: Any = type(owner)
-    descriptor = _dict_descriptor(kind)
+    descriptor = _dict_descriptor(kind, kind.__mro__)  # the bases of a class may be replaced
     return None if descriptor is None else descriptor.__get__(owner)
+
+
+def namespace_reader(owner: Any) -> Any:
+    """Returns a function of C that reads the `__dict__` of an object which has one."""
+    kind: Any = type(owner)
+    if is_of(owner, threading.local):
+        return partial(threading.local.__getattribute__, owner, "__dict__")
+    return partial(_dict_descriptor(kind, kind.__mro__).__get__, owner)
 
 
 @cache
@@ -122,8 +130,11 @@ def kind_name(kind: type) -> str:
     """
     if kind.__module__ == "_io":
         return f"a file ({kind.__qualname__})"
-    what = "an iterator" if "__next__" in vars(kind) else f"a {kind.__module__}"
-    return f"{what} ({kind.__qualname__})"
+    if issubclass(kind, weakref.ProxyType | weakref.CallableProxyType):
+        return "a weakref.proxy"
+    if "__next__" in vars(kind):
+        return f"an iterator ({kind.__qualname__})"
+    return f"an object of class {kind.__module__}.{kind.__qualname__}".replace("builtins.", "")
 
 
 @cache

@@ -32,6 +32,7 @@ class ObservedCalls:
 
     has_imported: bool = attrs.field(default=False, init=False)  # a module, in the last step
     _codes: dict[int, CodeType] = attrs.field(factory=dict, init=False)
+    _noted: int = attrs.field(default=0, init=False)
     # The user's code; other code and functions of C that something else than a library may have
     # called.
     _called_outside: dict[Any, None] = attrs.field(factory=dict, init=False)
@@ -51,15 +52,18 @@ class ObservedCalls:
     def _note(self, stats: Iterable[Any]) -> None:
         """Adds the functions of a profile."""
         entries = list(stats)
-        self.has_imported = any(_is_of_module(entry.code) for entry in entries)
+        self.has_imported = any(
+            getattr(entry.code, "co_name", "") == "_find_and_load_unlocked" for entry in entries
+        )
         collector = [getattr(callback, "__code__", None) for callback in gc.callbacks]
         by_library = self._calls_by_libraries(entries)
         for entry in entries:
             code = entry.code
             if code in collector or _is_of_module(code):
                 continue
-            if isinstance(code, CodeType):
+            if isinstance(code, CodeType) and id(code) not in self._codes:
                 self._codes[id(code)] = code
+                self._noted += 1
             if entry.callcount > by_library.get(_key(code), 0) or self._is_users(code):
                 self._called_outside[code] = None
             if self._is_users(code):
@@ -140,8 +144,8 @@ class ObservedCalls:
 
     @property
     def count(self) -> int:
-        """The number of functions of Python that steps have called."""
-        return len(self._codes)
+        """The number of functions of Python that were noted; it never falls."""
+        return self._noted
 
     def has_called(self, code: CodeType) -> bool:
         """Returns whether a step called the function with this code."""
@@ -175,18 +179,19 @@ class ObservedCalls:
         for code in sorted(self._called_outside, key=lambda code: isinstance(code, str)):
             if isinstance(code, str):
                 why, name = rules.why_unknown(code), code
-                if rules.is_setting(code) and not self._is_named(code):
+                if rules.is_setting(code) and not self._is_named(code, rules.bare_name(code)):
                     why = ""  # a library asks for it where the profile does not know the caller
             else:
                 name = f"{self.module_of(code).partition('.')[0]}.{code.co_qualname}"
-                is_refused = name in rules.REFUSED_FUNCTIONS
+                is_refused = name in rules.REFUSED_FUNCTIONS and (
+                    name not in rules.USED_BY_LIBRARIES or self._is_named(code, code.co_name)
+                )
                 why = f"calls {name}(), which reads what no guard compares" if is_refused else ""
             if why:
                 raise NotCaptured(f"{self._caller(name)} {why}: {_REMEDY}")
 
-    def _is_named(self, function: str) -> bool:
-        """Returns whether the user's code calls a function of C, or names it."""
-        name = function.rstrip(">").rpartition(".")[2]
+    def _is_named(self, function: object, name: str) -> bool:
+        """Returns whether the user's code calls a function, or names it."""
         names = (self.names_of(code).attributes for code in self.users())
         return function in self._called_by_users or any(name in attributes for attributes in names)
 
@@ -206,7 +211,7 @@ class ObservedCalls:
 
     @property
     def _names(self) -> frozenset[str]:
-        names: set[str] = set()
+        names = set[str]().union(*(self.names_of(code).attributes for code in self.users()))
         for code in self._codes.values():
             names.update(code.co_names, code.co_freevars)
             names.update(constant for constant in code.co_consts if isinstance(constant, str))
@@ -248,11 +253,9 @@ def _profile() -> Iterator[Any]:
 def _is_of_module(code: object) -> bool:
     """Returns whether code is the body of a module, which runs when it is imported.
 
-    What `exec` runs of a string, as `dataclass` and `namedtuple` do, has the same name.
+    What `exec` and `eval` run has the same name, and is refused where they are called.
     """
-    if not isinstance(code, CodeType):
-        return False
-    return code.co_name == "<module>" and code.co_filename != "<string>"
+    return isinstance(code, CodeType) and code.co_name == "<module>"
 
 
 def _key(code: object) -> object:

@@ -3,6 +3,7 @@
 import decimal
 import logging
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,10 @@ import torch
 from shardcore.binding.captured.python_state.held import Held
 from shardcore.binding.captured.python_state.objects import is_of
 
+_OF_TENSOR = attrgetter("dtype", "shape", "retains_grad")
 _PARTS_OF_EXCEPTION = tuple(
-    vars(BaseException)[name] for name in ("args", "__cause__", "__context__")
+    vars(BaseException)[name]
+    for name in ("args", "__cause__", "__context__", "__suppress_context__")
 )
 
 
@@ -24,6 +27,14 @@ def state_in_c(value: Any, name: str, held: Held) -> None:
         held.content(value.initial_seed, f"the seed of {name}")
     if is_of(value, np.flatiter):
         held.content(partial(getattr, value, "index"), f"the index of {name}")
+
+
+def geometry(tensor: torch.Tensor, name: str, held: Held) -> None:
+    """Adds to `held` what `tensor.data = other`, `t_()` and `set_()` change of a tensor."""
+    held.content(partial(_OF_TENSOR, tensor), f"the dtype or shape of {name}")
+    if tensor.layout is torch.strided:
+        held.content(tensor.stride, f"the strides of {name}")
+        held.content(tensor.storage_offset, f"the memory of {name}")
 
 
 def held_in(holder: Any, owner: Any) -> Any:

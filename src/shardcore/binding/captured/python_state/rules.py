@@ -94,10 +94,17 @@ REFUSED_FUNCTIONS = frozenset(
         *("torch.get_printoptions", "torch.get_default_device", "torch.get_file_path"),
         *(f"threading.{name}" for name in ("active_count", "enumerate")),
         *("torch.load", "torch.hub.load", "torch.seed", "torch.initial_seed"),
+        *("torch.get_rng_state", "random.Random.getstate", "torch.get_sharing_strategy"),
+        *("logging.getLevelName", "logging.getLevelNamesMapping", "logging.getLogRecordFactory"),
         *(f"torch.cuda.{name}" for name in ("memory_allocated", "mem_get_info", "memory_stats")),
         *(f"posixpath.{name}" for name in ("realpath", "abspath", "expanduser", "expandvars")),
         *(f"genericpath.{name}" for name in ("exists", "isfile", "isdir", "getsize", "getmtime")),
     }
+)
+
+# Libraries call these too, where the profile does not know the caller.
+USED_BY_LIBRARIES = frozenset(
+    {"torch.get_rng_state", "random.Random.getstate", "logging.getLevelName"}
 )
 
 _CLOCKS = ("time", "monotonic", "perf_counter", "process_time", "thread_time")
@@ -119,9 +126,12 @@ _CHANGING = frozenset(
             "gc.isenabled",
             "gc.get_count",
         ),
+        "_thread.stack_size",
         *("gc.get_threshold", "gc.get_stats", "sys.getrefcount", "sys.get_int_max_str_digits"),
     }
 )
+
+_CHANGING_METHODS = frozenset({("get_state", "numpy.random.mtrand.RandomState")})
 
 # Modules of C whose functions depend on their operands, or change nothing that a step reads.
 _C_MODULES = frozenset(
@@ -170,6 +180,17 @@ def is_setting(function: str) -> bool:
     return is_of_lock or function.startswith(("<built-in method sys.", "<built-in method gc."))
 
 
+def bare_name(function: str) -> str:
+    """Returns the name of a function of C without its module or class.
+
+    Example:
+        >>> bare_name("<method 'acquire' of '_thread.lock' objects>")
+        'acquire'
+    """
+    of_type = _OF_TYPE.match(function)
+    return of_type.group(1) if of_type else function.rstrip(">").rpartition(".")[2]
+
+
 def is_library(module: str) -> bool:
     """Returns whether the code of a module belongs to a library whose reads are compared."""
     return module.partition(".")[0] in LIBRARIES
@@ -201,6 +222,8 @@ def why_unknown(function: str) -> str:
     """
     if of_type := _OF_TYPE.match(function):
         name, kind = of_type.groups()
+        if (name, kind) in _CHANGING_METHODS:
+            return f"calls {kind}.{name}(), which may return something else in each step"
         is_file = kind.startswith("_io.") and name in _WRITES
         if kind.startswith("_thread.") and name in _ASK_LOCKS:
             return f"calls {kind}.{name}(), which may return something else in each step"

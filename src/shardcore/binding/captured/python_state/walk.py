@@ -3,11 +3,13 @@
 An attribute counts if the code that ran names it. What counts is compared, or the step is refused.
 """
 
+import abc
 import builtins
 import logging
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
 from operator import attrgetter
@@ -76,11 +78,11 @@ def _walked(
 ) -> "_Walk":
     given = closures or Closures.of()
     walk = _Walk(called, names, held)
+    called.check()
     walk.model(trainer)
     walk.held_by(given.objects)
     walk.code(given.codes)
     walk.check_weak()
-    called.check()
     walk.surroundings()
     return walk
 
@@ -160,16 +162,21 @@ class _Walk(ObjectWalk):
             target = reference()
             if target is not None and id(target) not in self.met:
                 raise NotCaptured(
-                    f"it reads {name}, a weak reference to an object that nothing else of the step "
-                    "holds: hold it in an attribute of the layer too"
+                    f"it reads {name}, a weak reference to an object that the step reads in no "
+                    "other way: read it from an attribute of the layer"
                 )
 
     def surroundings(self) -> None:
         """Adds the environment, loggers and settings of libraries that the user's code reads."""
-        if {"environ", "getenv"} & self.user_names:
+        self.held.content(abc.get_cache_token, "the classes that are registered with an ABC")
+        if {"environ", "getenv", "get_exec_path", "getenvb"} & self.user_names:
             self.held.content(lambda: dict(os.environ), "os.environ")
         if self.has_decimals or "Decimal" in self.user_names:
             self.held.content(decimal_context, "the context of decimal numbers")
+        if "FloatingPointError" in self.user_names:
+            self.held.content(lambda: repr(np.geterr()), "NumPy's handling of errors")
+        if {"warn", "catch_warnings"} & self.user_names:
+            self.held.content(lambda: list(warnings.filters), "the filters of warnings")
         if "current_thread" in self.user_names:
             self.held.content(lambda: threading.current_thread().name, "the name of this thread")
         if self.called.has_called_module("numpy._core.arrayprint"):
@@ -239,12 +246,23 @@ class _Walk(ObjectWalk):
         self._note_namespace(code, namespace)
         names, module = self.called.names_of(code), str(namespace.get("__name__"))
         self._variables(namespace, names.variables, module)
+        package = str(namespace.get("__package__") or "")
         for name in names.modules:
-            package = str(namespace.get("__package__") or "")
             for full in (name, f"{package}.{name}"):
                 if full in sys.modules:
-                    self.held.attributes(sys.modules, (full,), "sys.modules")
-                    self._add(sys.modules[full], f"module {full}")
+                    self._imported(full)
+
+    def _imported(self, name: str) -> None:
+        """Adds a module that code imports; of `import a.b` also the variable `b` of `a`."""
+        self.held.attributes(sys.modules, (name,), "sys.modules")
+        self._add(sys.modules[name], f"module {name}")
+        parent, _, last = name.rpartition(".")
+        if parent in sys.modules:
+            self._imported(parent)
+            space = vars(sys.modules[parent])
+            if last in space:
+                self.held.attributes(space, (last,), f"module {parent}")
+                self._add(space[last], f"module {name}")
 
     def _variables(self, namespace: dict[str, Any], names: Iterable[str], module: str) -> None:
         """Adds variables of a module; of one that is not there, its absence."""
