@@ -1,7 +1,14 @@
-"""Notebooks that run in a real kernel."""
+"""Notebooks that run in a real kernel.
+
+python -m tests.distributed.launch.notebooks docs/tutorials/two-gpus.ipynb
+
+This runs a notebook, and puts what its cells show into it.
+"""
 
 import os
 import re
+import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -42,3 +49,15 @@ def shown(output: Any) -> str:
         return f"{output.ename}: {output.evalue}"
     text = output.get("text") or output.get("data", {}).get("text/plain", "")
     return re.sub(r"\x1b\[[\d;]*m", "", text)
+
+
+def main(path: Path) -> None:
+    """Runs a notebook in an empty folder, and writes it with what its cells show."""
+    notebook = nbformat.read(path, nbformat.NO_CONVERT)
+    with tempfile.TemporaryDirectory() as folder:
+        execute(notebook, Path(folder))
+    nbformat.write(notebook, path)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -30,7 +30,7 @@ class Cell:
 
     @property
     def place(self) -> str:
-        """The words for the place of the rank because of it, a predicate; empty without an error."""
+        """The predicate for the place of the rank because of it; empty without an error."""
         return f"has ended its cell with {self.headline}" if self.headline else ""
 
     def ends_all(self, shared: SignedStore) -> bool:
