@@ -3,7 +3,6 @@
 import re
 
 import nbformat
-import pytest
 import torch
 
 from tests.checks.tree import ROOT
@@ -19,7 +18,6 @@ def outputs(notebook):
     return [re.sub(r"[\d.]+", "#", "".join(map(shown, cell.outputs))) for cell in cells]
 
 
-@pytest.mark.gpu
 def test_the_notebook_runs_and_shows_what_it_keeps(tmp_path):
     kept = nbformat.read(NOTEBOOK, nbformat.NO_CONVERT)
     notebook = nbformat.read(NOTEBOOK, nbformat.NO_CONVERT)
