@@ -140,7 +140,8 @@ def plant_wheel(folder: Path, name: str, version: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("extra", "torch"), [("", "2.10.0+cu128"), ("", "2.9.1"), ("[torch]", "2.11.0+cu128")]
+    ("extra", "torch"),
+    [("", "2.9.1+cu128"), ("[torch]", "2.10.0+cu128"), ("[torch]", "2.11.0+cu128")],
 )
 def test_pip_replaces_no_torch_and_no_keras(
     wheel: Path, tmp_path: Path, extra: str, torch: str
