@@ -1,5 +1,6 @@
 # make demo   trains a model sharded over two processes, beside one device
-# make test   runs everything that CI runs, and shows the lines that no test ran
+# make test   runs everything that CI runs on two cores, and shows the lines that no test ran
+# make test-long   runs the long tests that make test leaves out: tests/long_tests.py
 # make test-fast   lints, runs the unit tests and doctests, and shows their line coverage: two minutes at most
 # make matrix-full   compares every Keras layer and operator with one device, captured steps with eager ones
 # make bench  measures steps beside steps written by hand; with Keras on JAX, if make bench-jax was run
@@ -53,8 +54,8 @@ FAULTS := KERAS_BACKEND=torch OMP_NUM_THREADS=1 $(VENV)/bin/python -m
 ifndef SIDE_BY_SIDE
 .NOTPARALLEL:
 endif
-.PHONY: demo test test-fast lint faults hosts checks unit unit-core unit-torch distributed distributed-dtensor \
-	distributed-manual matrix-full \
+.PHONY: demo test test-fast test-long lint faults hosts checks unit unit-core unit-torch \
+	distributed distributed-dtensor distributed-manual matrix-full \
 	bench bench-jax hub states tensorflow compat compat-all gpu docs dist traffic clean
 
 demo: $(DEMO_VENV)/.installed
@@ -108,11 +109,15 @@ distributed: distributed-dtensor distributed-manual
 # The matrices first: a test of theirs takes long, and none such is to be the last.
 distributed-dtensor: $(VENV)/.installed
 	$(call headline,distributed tests on real ranks and a part of the matrices of operators and layers)
-	$(VENV)/bin/python -m pytest $(RANKS_AT_A_TIME) tests/matrix tests/distributed --durations=20
+	$(VENV)/bin/python -m pytest $(RANKS_AT_A_TIME) -m "not long" tests/matrix tests/distributed --durations=20
+
+test-long: $(VENV)/.installed
+	$(call headline,the distributed tests that make test leaves out: ten minutes)
+	$(VENV)/bin/python -m pytest $(RANKS_AT_A_TIME) -m long tests/matrix tests/distributed --durations=20
 
 distributed-manual: $(VENV)/.installed
 	$(call headline,some distributed tests under strategy manual)
-	SHARDCORE_TEST_STRATEGY=manual $(VENV)/bin/python -m pytest $(RANKS_AT_A_TIME) $(UNDER_MANUAL:%=tests/distributed/*/test_%.py)
+	SHARDCORE_TEST_STRATEGY=manual $(VENV)/bin/python -m pytest $(RANKS_AT_A_TIME) -m "not long" $(UNDER_MANUAL:%=tests/distributed/*/test_%.py)
 
 matrix-full: $(VENV)/.installed
 	$(call headline,the whole of the matrices, which takes an hour or two, and docs/reference/coverage.md)

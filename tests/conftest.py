@@ -7,12 +7,22 @@ from unittest import mock
 import pytest
 from hypothesis import settings
 
+from tests.long_tests import LONG_TESTS
+
 # Before anybody imports Keras: the backend that this project is about.
 os.environ["KERAS_BACKEND"] = "torch"
 
 # A loaded machine is no reason to fail: hypothesis measures no time here.
 settings.register_profile("shardcore", deadline=None)
 settings.load_profile("shardcore")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests that `make test` leaves out."""
+    for item in items:
+        names = item.nodeid, item.nodeid.partition("[")[0]
+        if any(name.endswith(tuple(LONG_TESTS)) for name in names):
+            item.add_marker("long")
 
 
 @pytest.fixture(scope="session")

@@ -31,8 +31,9 @@ NO_ATTRIBUTES = {"_step", "_function", "_begin", "_on_batch", "_ns"}
 OF_PYTHON = {*sys.stdlib_module_names, "_lru_list_elem", "_tuple_new"}
 # Of all private names, and of those of torch.distributed.tensor. Eight are operators of CUDA, which
 # no run on a CPU finds. Two are the hooks of a tensor, which guards compare. One gathers on gloo
-# without corrupting the heap.
-MOST = 48
+# without corrupting the heap. Two list the modes, and one the hooks of saved tensors, within which
+# no step is captured.
+MOST = 51
 MOST_OF_DTENSOR = 8
 OF_DTENSOR = {"_dtensor", "_local_tensor", "_spec"}
 

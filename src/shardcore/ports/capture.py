@@ -171,6 +171,12 @@ class StepCapture(Protocol[TensorT_contra]):
     def hooks_of(self, module: object) -> list[Any]:
         """Returns the hooks of a torch module, of its forward and of its backward pass."""
 
+    def active_mode(self) -> str:
+        """Returns the name of a mode that this thread is in and that a program would not call.
+
+        Empty without one.
+        """
+
     def hook_registries(self) -> list[dict[int, Any]]:
         """Returns the dicts of the hooks that all torch modules call."""
 

@@ -242,7 +242,7 @@ def eager():
 
 @pytest.mark.parametrize("strategy", ["single", "dtensor", "manual"])
 def test_a_step_sees_what_its_functions_read(strategy, eager):
-    for found in run_ranks(seen, 2 if strategy == "dtensor" else 1, strategy, "auto"):
+    for found in run_ranks(seen, 2 if strategy == "dtensor" else 1, strategy, "auto", timeout=200):
         for name, (losses, runs) in found.items():
             assert losses == pytest.approx(eager[name][0], rel=1e-6), name
             assert losses[0] != losses[-1], f"{name}: the change made no difference"

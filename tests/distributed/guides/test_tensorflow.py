@@ -131,7 +131,7 @@ def test_a_full_disk_is_one_error_on_all_ranks_for_tensorboard(update_freq, tmp_
             resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
         return str(error.value)
 
-    on_rank_0, on_rank_1 = run_ranks(log, 2)
+    on_rank_0, on_rank_1 = run_ranks(log, 2, timeout=200)
     assert on_rank_0 == on_rank_1
 
 

@@ -70,6 +70,7 @@ def test_the_scope_of_a_distribution_over_eight_devices_passes_in_a_job_of_eight
             (76, 72),
         ),
     ],
+    ids=["layers", "optimizers", "saving", "trainers"],
 )
 def test_the_same_tests_of_keras_pass_as_without_shardcore(file, chosen, fewest):
     under = outcomes(file, shardcore.install, chosen)

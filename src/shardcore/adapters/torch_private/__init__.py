@@ -18,6 +18,7 @@ from shardcore.adapters.torch_private.dispatch_modes import CollectiveListener a
 from shardcore.adapters.torch_private.dispatch_modes import OperatorListener as OperatorListener
 from shardcore.adapters.torch_private.dispatch_modes import ResultListener as ResultListener
 from shardcore.adapters.torch_private.dispatch_modes import WithoutValues as WithoutValues
+from shardcore.adapters.torch_private.dispatch_modes import active_mode as active_mode
 from shardcore.adapters.torch_private.onednn import OneDnn as OneDnn
 from shardcore.adapters.torch_private.onednn import has_onednn as has_onednn
 from shardcore.adapters.torch_private.onednn import is_intel as is_intel

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from shardcore.adapters.torch_private.collectives import (
     Started,
@@ -115,6 +116,24 @@ class ResultListener(_OfPlainTensors):  # type: ignore[no-untyped-call]
         result = operator(*args, **kwargs)
         self._listen(operator, (args, kwargs), result)
         return result
+
+
+def active_mode() -> str:
+    """Returns the name of a mode of another library that this thread is in; empty without one.
+
+    A mode sees operators, or what autograd saves, and may change both. `torch.device` is a mode
+    too, and changes no more than the default device.
+    torch 2.11 to 2.15: the stacks of modes and of hooks have no public names.
+    """
+    for mode in _get_current_dispatch_mode_stack():
+        if not isinstance(mode, _OfPlainTensors):
+            return type(mode).__name__
+    for mode in _get_current_function_mode_stack():  # type: ignore[no-untyped-call]
+        if type(mode).__name__ != "DeviceContext":
+            return type(mode).__name__
+    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+        return "saved_tensors_hooks"
+    return ""
 
 
 class _WithoutUpdatesAndWaits(_OfPlainTensors):  # type: ignore[no-untyped-call]

@@ -55,6 +55,12 @@ def local_tensors(data: object, session: Session | None) -> list[Any]:
         return [session.strategy.local(each) for each in tensors]
 
 
+def are_plain(data: object) -> bool:
+    """Returns whether the tensors of a batch are dense and require no gradients."""
+    tensors = (leaf for leaf in keras_private.leaves(data) if isinstance(leaf, torch.Tensor))
+    return not any(leaf.requires_grad or leaf.layout is not torch.strided for leaf in tensors)
+
+
 def _form(value: object, session: Session | None) -> Form:
     if not isinstance(value, torch.Tensor):
         return None

@@ -16,7 +16,7 @@ from shardcore.binding import keras_private
 from shardcore.binding.captured.agreement import Outcome, agreed, gathered
 from shardcore.binding.captured.cache import CacheEntry, LastRun, Signature
 from shardcore.binding.captured.closures import Closures
-from shardcore.binding.captured.local_tensors import local_tensors
+from shardcore.binding.captured.local_tensors import are_plain, local_tensors
 from shardcore.binding.captured.python_state.guard import PythonGuard
 from shardcore.binding.captured.python_state.object_walk import NEW_ATTRIBUTES
 from shardcore.binding.captured.python_state.observed import (
@@ -37,6 +37,7 @@ from shardcore.domain.steps.capture import (
 from shardcore.ports.capture import Program, RecordedSums, StepCapture, StepTrace
 
 _KEEP = "keep it in a variable (add_weight of the layer, or keras.Variable)"
+_DRAW = "if it is a random number, draw it by keras.random; else keep it in a variable"
 # Batches by their shapes, for which one function keeps programs.
 _MOST_SIGNATURES = 32
 # Programs and traces of one signature, by the numbers that the step reads on the host.
@@ -89,10 +90,9 @@ class CapturedStep:
         before = last.program if follows and last is not None and entry is last.entry else None
         if before is None:
             self._check_guard(entry, session)
-        if entry.progress.state is State.DEFERRED:
-            entry.after(Event.SKIPPED)
-            return step()
-        if entry.progress.state is State.EAGER:
+        if entry.progress.state in (State.DEFERRED, State.EAGER):
+            if entry.progress.state is State.DEFERRED:
+                entry.after(Event.SKIPPED)
             return step()
         if entry.programs and self._is_audited():
             return self._audit(entry, step, local_tensors(data, session))
@@ -104,8 +104,7 @@ class CapturedStep:
     def _is_audited(self) -> bool:
         """Returns whether this step is audited: on all ranks it is the same one."""
         self._steps += 1
-        interval = self.capture.audit_interval
-        return interval > 0 and self._steps % interval == 0
+        return self.capture.audit_interval > 0 and self._steps % self.capture.audit_interval == 0
 
     def _audit(self, entry: CacheEntry, step: Step, tensors: Sequence[Any]) -> Any:
         """Runs the step eagerly in place of its program, and compares it with what was recorded."""
@@ -137,21 +136,25 @@ class CapturedStep:
         return outputs
 
     def _is_wanted(self, data: object) -> bool:
-        """Whether `compile()` did not rule it out, and the batch has plain tensors only."""
+        """Returns whether the step may be captured.
+
+        Not if `compile()` rules it out, if its batch has other than plain tensors, or below a mode.
+        """
         asked = self.trainer.jit_compile
         is_main = threading.current_thread() is threading.main_thread()
         if self.trainer.run_eagerly or not is_main or self.capture.is_recording():
             return False  # a step within a step is part of it
-        tensors = (each for each in keras_private.leaves(data) if isinstance(each, torch.Tensor))
-        if any(each.requires_grad or each.layout is not torch.strided for each in tensors):
+        is_wanted = asked is True or isinstance(asked, keras_private.Auto)
+        if not is_wanted or not are_plain(data):
             return False
-        return asked is True or isinstance(asked, keras_private.Auto)
+        if mode := self.capture.active_mode():
+            self._reports.refused(f"{mode} is active, which a captured step would not call")
+        return not mode
 
     def _entry(self, data: object, session: Session | None, mode: str) -> CacheEntry | None:
         """Returns the entry for batches like `data`; None if there are too many kinds."""
         signature = Signature.of(data, session, (mode, self.trainer.training))
-        entry = self._entries.get(signature)
-        if entry is None:
+        if (entry := self._entries.get(signature)) is None:
             if len(self._entries) == _MOST_SIGNATURES:
                 self._reports.refused(
                     f"batches came in more than {_MOST_SIGNATURES} shapes: pad them"
@@ -196,11 +199,9 @@ class CapturedStep:
                 outputs, trace = self.capture.record(step, tensors, profile, donated)
             reason = self._refusal(entry, trace, session)
 
-            # What a module runs when it is imported, it runs once: the next step shows the rest.
-            is_first_import = bool(reason) and self._called.has_imported
-
             def make(most: RecordedSums | None) -> Outcome:
-                if is_first_import:
+                # A module's body ran in this step alone: the next one shows the rest.
+                if reason and self._called.has_imported:
                     return Outcome(Event.SKIPPED)
                 if reason:
                     return Outcome(Event.REFUSED, reason=reason)
@@ -267,7 +268,7 @@ class CapturedStep:
             entry.guard.check_holds(program.kept)
         except TracesDiffer as difference:
             if entry.progress.after(Event.DIFFERED).is_unstable:
-                return Outcome(Event.REFUSED, reason=f"{difference}: {_KEEP}")
+                return Outcome(Event.REFUSED, reason=f"{difference}: {_DRAW}")
             return Outcome(Event.DIFFERED)
         except NotCaptured as refusal:
             return Outcome(Event.REFUSED, reason=str(refusal))

@@ -7,6 +7,7 @@ import gc
 import signal
 import sys
 import threading
+from _thread import _count as count_threads
 
 import numpy as np
 import torch
@@ -33,6 +34,8 @@ def is_undisturbed(callbacks: CallbackList | None, adapter: keras_private.DataAd
             thread.name.startswith((*_THREADS, keras_private.thread_name_of(callbacks)))
             for thread in threading.enumerate()
         )
+        # Threads that `_thread.start_new_thread` started have no name; the main one is not counted.
+        and count_threads() < threading.active_count()
         and not any(map(_is_users_handler, signal.valid_signals()))
         and all(map(_is_of_library, gc.callbacks))
         and sys.gettrace() is None

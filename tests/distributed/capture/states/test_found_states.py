@@ -1,5 +1,6 @@
 """State that changes between two steps in ways that captured steps once missed."""
 
+import contextlib
 import decimal
 import inspect
 import math
@@ -11,6 +12,8 @@ import keras
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import shardcore
 from shardcore.testing import run_ranks
@@ -150,6 +153,35 @@ def of_a_scripted_module():
     return (module := torch.jit.script(Scale())), lambda: setattr(module, "scale", 3.0)
 
 
+def of_a_lock_that_is_asked():
+    lock = threading.Lock()
+
+    def read():
+        is_free = lock.acquire(blocking=False)
+        if is_free:
+            lock.release()
+        return 1.0 + is_free
+
+    return read, lock.acquire
+
+
+def of_flags():
+    array = np.ones(2)
+    return lambda: 1.0 + array.flags.writeable, lambda: array.setflags(write=False)
+
+
+def of_options_of_printing():
+    array = np.array([1 / 3])
+    np.set_printoptions(precision=8)
+    return lambda: float(len(str(array))), lambda: np.set_printoptions(precision=2)
+
+
+def of_a_thread_name():
+    thread = threading.current_thread()
+    thread.name = "MainThread"
+    return lambda: float(len(threading.current_thread().name)), lambda: setattr(thread, "name", "x")
+
+
 STATES = [value for name, value in list(globals().items()) if name.startswith("of_")]
 
 
@@ -179,6 +211,50 @@ def test_every_state_is_seen_or_the_step_is_eager():
         state.__name__ for state, pair in zip(STATES, pairs, strict=True) if pair[0] != pair[1]
     ]
     assert wrong == []
+
+
+class Doubled(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        return result * 2 if func is torch.Tensor.mul else result
+
+
+class DoubledBelow(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        return result * 2 if func is torch.ops.aten.mul.Tensor else result
+
+
+def doubled_gradients():
+    def double(saved):
+        return saved * 2 if saved.is_floating_point() else saved
+
+    return torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, double)
+
+
+MODES = (Doubled, DoubledBelow, doubled_gradients, lambda: torch.device("cpu"))
+
+
+def losses_in(mode, jit_compile):
+    """Returns the losses of six steps, the last two within a mode of torch."""
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=jit_compile)
+    batch = np.ones((8, 4)), np.ones((8, 1))
+    before = [float(model.train_on_batch(*batch)) for _ in range(4)]
+    with mode():
+        return [*before, *(float(model.train_on_batch(*batch)) for _ in range(2))]
+
+
+def test_a_mode_of_torch_around_a_step_is_called():
+    def program(rank):
+        shardcore.install("single")
+        plain = losses_in(contextlib.nullcontext, False)
+        return plain, [(losses_in(mode, False), losses_in(mode, "auto")) for mode in MODES]
+
+    ((plain, pairs),) = run_ranks(program, 1)
+    assert [eager != plain for eager, _ in pairs] == [True, True, True, False]
+    assert [captured == eager for eager, captured in pairs] == [True] * 4
 
 
 SCALES = [1.0]

@@ -22,7 +22,7 @@ from tests.distributed.capture.states.running import (
 )
 from tests.distributed.programs import distribute
 
-SEED, SHARE, ON_RANKS = 0, 4, 6
+SEED, SHARE, ON_RANKS = 0, 8, 3
 
 
 def cases():

@@ -177,6 +177,10 @@ class TraceCapture:
         assert isinstance(module, torch.nn.Module), f"{type(module).__name__} is no torch module"
         return torch_private.hooks_of(module)
 
+    def active_mode(self) -> str:
+        """Returns the name of a mode that this thread is in and that a program would not call."""
+        return torch_private.active_mode()
+
     def hook_registries(self) -> list[dict[int, Any]]:
         """Returns the dicts of the hooks that all torch modules call."""
         return torch_private.hook_registries()

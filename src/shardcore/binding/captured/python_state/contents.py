@@ -14,6 +14,7 @@ import numpy as np
 from shardcore.binding.captured.python_state.objects import CACHED, is_of
 from shardcore.domain.steps.capture import NotCaptured
 
+_PARTS_OF_ARRAY = (np.ndarray.shape, np.ndarray.dtype, np.ndarray.strides)
 # The most bytes of arrays and the like that one guard compares before each step.
 MOST_BYTES = 8 * 2**20
 
@@ -76,8 +77,9 @@ def content_of(value: Any, name: str, budget: Budget) -> Callable[[], Any] | Non
 
 
 def _array_content(value: np.ndarray) -> tuple[Any, ...]:
-    # Not `value.shape`: a subclass may have its own.
-    return np.ndarray.tobytes(value), value.shape, value.dtype
+    # By the base class: a subclass may hide these attributes.
+    parts = [part.__get__(value) for part in _PARTS_OF_ARRAY]
+    return np.ndarray.tobytes(value), *parts, np.ndarray.flags.__get__(value).num
 
 
 def _buffer_content(value: Any) -> bytes:

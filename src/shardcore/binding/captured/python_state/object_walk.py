@@ -150,9 +150,8 @@ class ObjectWalk(abc.ABC):
         if kind.__module__.startswith("tensorflow") or objects.has_unknown_state(kind):
             if rules.is_library(kind.__module__) and not kind.__module__.startswith("tensorflow"):
                 return
-            what = "an iterator" if "__next__" in vars(kind) else f"a {kind.__module__}"
             raise NotCaptured(
-                f"it reads {name}, which is {what} ({kind.__qualname__}), whose content cannot be "
+                f"it reads {name}, which is {objects.kind_name(kind)}, whose content cannot be "
                 "compared: pass what it gives in the batch, or keep it in a variable"
             )
         if issubclass(kind, objects.LOOKUPS):

@@ -113,6 +113,19 @@ def slots_of(kind: Any) -> tuple[tuple[str, Any], ...]:
     )
 
 
+def kind_name(kind: type) -> str:
+    """Returns the name of a class for messages.
+
+    Example:
+        >>> kind_name(type(iter([])))
+        'an iterator (list_iterator)'
+    """
+    if kind.__module__ == "_io":
+        return f"a file ({kind.__qualname__})"
+    what = "an iterator" if "__next__" in vars(kind) else f"a {kind.__module__}"
+    return f"{what} ({kind.__qualname__})"
+
+
 @cache
 def has_unknown_state(kind: Any) -> bool:
     """Returns whether the instances of a class hold something in C that the walk does not know.

@@ -51,14 +51,12 @@ class ObservedCalls:
     def _note(self, stats: Iterable[Any]) -> None:
         """Adds the functions of a profile."""
         entries = list(stats)
-        self.has_imported = any(
-            getattr(entry.code, "co_name", "") == "<module>" for entry in entries
-        )
+        self.has_imported = any(_is_of_module(entry.code) for entry in entries)
         collector = [getattr(callback, "__code__", None) for callback in gc.callbacks]
         by_library = self._calls_by_libraries(entries)
         for entry in entries:
             code = entry.code
-            if code in collector or (isinstance(code, CodeType) and code.co_name == "<module>"):
+            if code in collector or _is_of_module(code):
                 continue
             if isinstance(code, CodeType):
                 self._codes[id(code)] = code
@@ -111,7 +109,7 @@ class ObservedCalls:
             return True
         module = self.module_of(code)
         is_effect = module.partition(".")[0] in rules.EFFECTS
-        return code.co_name == "<module>" or is_effect or rules.is_library(module)
+        return _is_of_module(code) or is_effect or rules.is_library(module)
 
     def _library_of(self, file: str) -> str:
         """Returns the library in whose folder a file is; empty without one.
@@ -149,6 +147,10 @@ class ObservedCalls:
         """Returns whether a step called the function with this code."""
         return id(code) in self._codes
 
+    def has_called_module(self, name: str) -> bool:
+        """Returns whether a step called a function of the module `name`."""
+        return any(self.module_of(code) == name for code in self._codes.values())
+
     def users(self) -> list[CodeType]:
         """Returns the code that is read: the user's, and that of unknown modules."""
         return [
@@ -169,7 +171,8 @@ class ObservedCalls:
         Raises:
             NotCaptured: If one may.
         """
-        for code in self._called_outside:
+        # Functions of Python first: they have better names than those of C that they call.
+        for code in sorted(self._called_outside, key=lambda code: isinstance(code, str)):
             if isinstance(code, str):
                 why, name = rules.why_unknown(code), code
                 if rules.is_setting(code) and not self._is_named(code):
@@ -240,6 +243,16 @@ def _profile() -> Iterator[Any]:
             yield own
         finally:
             own.stop()
+
+
+def _is_of_module(code: object) -> bool:
+    """Returns whether code is the body of a module, which runs when it is imported.
+
+    What `exec` runs of a string, as `dataclass` and `namedtuple` do, has the same name.
+    """
+    if not isinstance(code, CodeType):
+        return False
+    return code.co_name == "<module>" and code.co_filename != "<string>"
 
 
 def _key(code: object) -> object:

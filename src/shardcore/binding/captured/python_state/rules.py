@@ -151,19 +151,23 @@ _C_TYPES = re.compile(
     r"|ml_dtypes\.|_contextvars\.|_abc\.|_collections\.|_io\.StringIO|_io\.BytesIO|tensorflow\."
     r"|_functools\.|contextvars\.|_operator\.|_lsprof\."
 )
+# Methods of locks that return whether one is held. A `with` block calls neither.
+_ASK_LOCKS = frozenset({"locked", "acquire"})
 _WRITES = frozenset({"write", "flush", "writelines", "isatty", "fileno"})
 _OF_TYPE = re.compile(r"<(?:method|slot wrapper) '(.*)' of '(.*)' objects>")
 _OF_MODULE = re.compile(r"<built-in (?:method|function) ([\w.]+?)( of .*)?>")
 
 
 def is_setting(function: str) -> bool:
-    """Returns whether a function of C reads a setting of Python, which libraries ask for too.
+    """Returns whether a function of C reads a setting or a lock, as libraries do too.
 
     Example:
         >>> is_setting("<built-in method sys.getrecursionlimit>")
         True
     """
-    return function.startswith(("<built-in method sys.", "<built-in method gc."))
+    of_type = _OF_TYPE.match(function)
+    is_of_lock = of_type is not None and of_type.group(1) in _ASK_LOCKS
+    return is_of_lock or function.startswith(("<built-in method sys.", "<built-in method gc."))
 
 
 def is_library(module: str) -> bool:
@@ -198,7 +202,7 @@ def why_unknown(function: str) -> str:
     if of_type := _OF_TYPE.match(function):
         name, kind = of_type.groups()
         is_file = kind.startswith("_io.") and name in _WRITES
-        if kind.startswith("_thread.") and name == "locked":
+        if kind.startswith("_thread.") and name in _ASK_LOCKS:
             return f"calls {kind}.{name}(), which may return something else in each step"
         if name == "__subclasses__":
             return "calls type.__subclasses__(), which may return something else in each step"
@@ -210,6 +214,11 @@ def why_unknown(function: str) -> str:
         return ""  # the `repr` of a method of a class that is not in a module
     name, bound = of_module.groups()
     name = re.sub(r"^_io\.", "io.", name)  # its name in Python 3.12
+    if name in ("builtins.exec", "builtins.eval"):
+        return (
+            f"calls {name}(), which may run any code (dataclass and namedtuple call it: define "
+            "such classes outside of the step)"
+        )
     if name in _CHANGING:
         return f"calls {name}(), which may return something else in each step"
     module = name.rpartition(".")[0]

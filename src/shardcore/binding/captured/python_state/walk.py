@@ -7,6 +7,7 @@ import builtins
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from functools import partial
 from operator import attrgetter
@@ -14,6 +15,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import attrs
+import numpy as np
 
 from shardcore.binding import keras_private
 from shardcore.binding.captured.closures import Closures
@@ -145,7 +147,8 @@ class _Walk(ObjectWalk):
         made = {id(constant) for code in users.values() for constant in code.co_consts}
         made |= set(map(id, compared))
         for key, code in users.items():
-            if code.co_freevars and key not in made and key not in self.met:
+            has_closure = code.co_freevars not in ((), ("__class__",))
+            if has_closure and key not in made and key not in self.met:
                 raise NotCaptured(
                     f"it calls {self.called.names_of(code).place}, with a closure that nothing of "
                     "the model holds: make it an attribute of the layer"
@@ -162,11 +165,15 @@ class _Walk(ObjectWalk):
                 )
 
     def surroundings(self) -> None:
-        """Adds the environment, loggers and the decimal context, if the user's code uses them."""
+        """Adds the environment, loggers and settings of libraries that the user's code reads."""
         if {"environ", "getenv"} & self.user_names:
             self.held.content(lambda: dict(os.environ), "os.environ")
         if self.has_decimals or "Decimal" in self.user_names:
             self.held.content(decimal_context, "the context of decimal numbers")
+        if "current_thread" in self.user_names:
+            self.held.content(lambda: threading.current_thread().name, "the name of this thread")
+        if self.called.has_called_module("numpy._core.arrayprint"):
+            self.held.content(lambda: repr(np.get_printoptions()), "NumPy's options of printing")
         if "getLogger" in self.user_names:
             names = list(logging.root.manager.loggerDict)
             for name in [name for name in names if not rules.is_library(name)]:

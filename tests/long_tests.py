@@ -1,0 +1,125 @@
+"""The distributed tests that `make test` leaves out, and `make test-long` runs.
+
+`make test` takes twenty minutes at most on two cores. Each of these takes a quarter of a minute or
+more, and a quicker one covers its subject.
+"""
+
+# By the end of the test's name, without its parameters if all count: what covers it in `make test`.
+LONG_TESTS = {
+    "capture/idioms/test_idioms.py::"
+    "test_ordinary_programs_are_captured_on_two_ranks": "one process",
+    "capture/states/test_changers.py::"
+    "test_a_step_sees_what_code_of_the_user_changed_on_two_ranks": "one process",
+    "capture/test_captured.py::"
+    "test_captured_steps_have_the_numbers_of_eager_ones[decoder-shape5]": (
+        "the matrix of captured models"
+    ),
+    "capture/test_captured_changes.py::"
+    "test_a_change_between_steps_is_seen_by_the_next_step[shape1-changes1]": "one process",
+    "capture/test_captured_host.py::"
+    "test_a_compiled_step_calls_python_for_what_inductor_leaves_to_torch_alone": (
+        "the counts of `benchmarks`"
+    ),
+    "capture/test_captured_host.py::"
+    "test_a_step_of_many_layers_calls_no_more_python[data parallel]": "one process",
+    "capture/test_captured_host.py::"
+    "test_a_step_of_many_layers_calls_no_more_python[megatron]": "one process",
+    "capture/test_captured_names.py::test_a_step_sees_what_its_functions_read[dtensor]": "single",
+    "capture/test_captured_names.py::test_a_step_sees_what_its_functions_read[manual]": "single",
+    "capture/test_captured_states.py::"
+    "test_steps_take_every_transition_and_no_other[shape1-walks1]": "one process",
+    "capture/test_captured_values.py::"
+    "test_a_step_takes_the_branch_that_its_gradients_choose[shape1-15]": "one process",
+    "capture/test_captured_values.py::"
+    "test_values_that_torch_or_keras_reads_for_itself_are_no_reason_to_run_"
+    "eagerly[shape1-cases1]": "one process",
+    "checkpoints/test_checkpoint_callback.py::"
+    "test_a_fit_that_was_ended_goes_on_at_the_next_"
+    "step[steps per epoch-6-options3-ended3-resumed3]": "arrays, generators",
+    "compiled/test_compiled_images.py::"
+    "test_a_compiled_step_converts_no_image_to_another_memory_format": "make bench",
+    "data/test_sources.py::"
+    "test_each_process_brings_its_own_rows[mesh1-dict-cuts1]": "the other meshes",
+    "ends/test_resumed_after_sigterm.py::"
+    "test_a_backup_at_sigterm_holds_the_step_of_the_epoch[last1-100]": "last0",
+    "ends/test_resumed_after_sigterm.py::"
+    "test_a_backup_at_sigterm_holds_the_step_of_the_epoch[last1-epoch]": "last0",
+    "failure/test_late_ranks.py::"
+    "test_a_rank_whose_connection_breaks_names_the_rank_that_did_not_come": "a stopped rank",
+    "failure/test_late_ranks.py::"
+    "test_a_stopped_rank_is_named_with_the_collectives_of_a_compiled_step": "the other steps",
+    "failure/test_late_ranks.py::"
+    "test_collectives_of_the_users_own_that_do_not_match_are_said_to[True]": "False",
+    "failure/test_late_ranks.py::"
+    "test_of_ranks_that_wait_in_a_collective_the_lowest_says_for_whom[2]": "rank 0",
+    "generation/test_while_loops.py::"
+    "test_the_next_loop_sees_other_tensors_numbers_and_attributes": (
+        "the tests of changes between steps"
+    ),
+    "guides/test_benchmarks.py::"
+    "test_two_ranks_generate_the_tokens_of_one_process": "tests/distributed/generation",
+    "guides/test_keras_guide.py::test_training": "tests/distributed/keras_distribution",
+    "guides/test_tutorials.py::"
+    "test_the_commands_of_the_page_print_what_it_shows[tutorials/transformer.md]": (
+        "the other pages"
+    ),
+    "keras_distribution/test_keras_own_tests.py::"
+    "test_the_same_tests_of_keras_pass_as_without_shardcore[saving]": "tests/distributed/files",
+    "keras_distribution/test_keras_own_tests.py::"
+    "test_the_same_tests_of_keras_pass_as_without_shardcore[trainers]": (
+        "tests/distributed/training"
+    ),
+    "launch/test_taken_over.py::test_plans_and_estimates_of_another_process_are_those_of_a_fork": (
+        "new interpreters that train"
+    ),
+    "matrix/fast/test_captured.py::"
+    "test_over_two_ranks[captured models]": "tests/distributed/traffic",
+    "matrix/fast/test_parity.py::"
+    "test_each_fault_is_reported_and_the_next_case_runs": "tests/matrix/fast/test_matrix_bites.py",
+    "operators/test_engine_operators.py::"
+    "test_operators_give_what_they_give_on_plain_tensors[2-LocalShards]": "three ranks",
+    "passes/test_capture_memory.py::"
+    "test_a_step_of_a_language_model_holds_less_captured": "the other models",
+    "planning/test_layout_search.py::"
+    "test_a_layout_of_the_table_has_the_options_with_which_it_was_priced": "the other searches",
+    "planning/test_layout_search.py::"
+    "test_all_layouts_of_a_search_share_one_built_model": "the other searches",
+    "planning/test_plan_shown.py::test_the_code_of_the_document_runs": "the other pages",
+    "planning/test_policies.py::"
+    "test_each_policy_gives_the_numbers_of_one_device_and_the_bytes_of_its_"
+    "plan[dtensor-4]": "two ranks",
+    "planning/test_traced_steps.py::"
+    "test_a_traced_step_moves_what_real_ranks_move[decoder-4]": "the MLP and the experts",
+    "planning/test_traced_steps.py::"
+    "test_blocks_that_a_trace_leaves_out_cost_what_they_cost_in_a_full_trace": (
+        "blocks whose small weights are held"
+    ),
+    "planning/test_traced_steps.py::"
+    "test_blocks_with_generated_names_are_traced_once": "blocks whose small weights are held",
+    "planning/test_traced_steps.py::"
+    "test_four_blocks_of_a_decoder_show_the_others": "blocks whose small weights are held",
+    "strategies/test_install_environment.py::"
+    "test_a_keras_that_cannot_be_imported_is_an_error_that_says_what_is_missing": (
+        "the other environments"
+    ),
+    "strategies/test_install_environment.py::"
+    "test_a_torch_without_distributed_gives_single_and_the_reason": "the other environments",
+    "strategies/test_manual.py::"
+    "test_without_dtensor_auto_takes_it_and_says_why": "the other environments",
+    "strategies/test_nothing_left.py::test_a_process_is_as_before[1-loaded-]": "operators, at exit",
+    "strategies/test_nothing_left.py::"
+    "test_a_process_is_as_before[2-loaded-apart2]": "operators, at exit",
+    "traffic/test_moved_deferred_metrics.py::"
+    "test_an_epoch_reduces_its_loss_and_metrics_once[manual]": "dtensor",
+    "traffic/test_moved_expert_parallel.py::"
+    "test_each_way_has_the_numbers_of_one_device[2]": "four ranks",
+    "traffic/test_moved_tensor_parallel.py::"
+    "test_a_block_takes_four_all_reduces[mesh2]": "the other meshes",
+    "traffic/test_moved_tensor_parallel.py::"
+    "test_a_recorded_step_of_uneven_rows_moves_the_same": "even rows",
+    "training/test_remat.py::"
+    "test_captured_steps_hold_less_and_have_the_numbers_of_one_"
+    "device[manual-mesh2-rules2-scope2]": "dtensor",
+    "training/test_training.py::"
+    "test_the_numbers_are_those_of_one_device_on_every_rank[gru-1x2]": "the matrix of layers",
+}
