@@ -12,7 +12,8 @@
 # make compat TORCH=2.15.0 KERAS=3.15.1   runs the unit tests, the contract, the counts of collectives and a part of
 #             the matrices with these releases; with TORCH=newest KERAS=nightly it prints the names that moved
 # make compat-all   does so for the table of pairs, and writes docs/reference/compatibility.md
-# make gpu    runs tests and a benchmark on the GPUs of this machine, and writes docs/reference/gpu.md
+# make gpu    runs tests and a benchmark on the GPUs of this machine, and writes docs/reference/gpu.md; make gpu PART=launch
+#             runs a part, and make gpu PART=two what needs two GPUs
 # make hub    trains and runs models of keras-hub over two ranks, beside one device
 # make states  changes Python state between captured steps in some 290 ways: two minutes
 # make tensorflow  runs what needs TensorFlow beside torch: tf.data, TensorBoard, exports, captured preprocessing
@@ -161,7 +162,7 @@ compat-all:
 
 gpu: $(VENV)/.installed
 	$(call headline,tests and a benchmark on the GPUs of this machine and docs/reference/gpu.md: half an hour)
-	$(VENV)/bin/python -m tests.gpu
+	$(VENV)/bin/python -m tests.gpu $(PART:%=--part %)
 
 docs: $(DOCS_VENV)/.installed
 	$(call headline,the documentation site: build/site/index.html)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         load_checkpoint,
         save_checkpoint,
     )
+    from shardcore.engines_api import join_engines
     from shardcore.plan_api import estimate_memory, plan, rules_report
     from shardcore.tensor_api import (
         all_gather,
@@ -36,17 +37,18 @@ __all__ = [
     "Link", "ShardcoreError", "ShardedCheckpoint", "agree", "all_gather", "all_gather_variable",
     "all_reduce", "distribute_model", "distribute_tensor", "distribute_variable",
     "ensure_dtensor", "ensure_dtensor_input", "estimate_memory", "explain", "install",
-    "latest_checkpoint", "launch", "load_checkpoint", "mesh_info", "parallelize_torch_module",
-    "plan", "rules_report", "save_checkpoint", "status", "uninstall", "verify",
+    "join_engines", "latest_checkpoint", "launch", "load_checkpoint", "mesh_info",
+    "parallelize_torch_module", "plan", "rules_report", "save_checkpoint", "status", "uninstall",
+    "verify",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'shardcore' has no attribute {name!r}")
-    from shardcore import api, checkpoint_api, plan_api, tensor_api
+    from shardcore import api, checkpoint_api, engines_api, plan_api, tensor_api
 
-    modules = (api, plan_api, tensor_api, checkpoint_api)
+    modules = (api, plan_api, tensor_api, checkpoint_api, engines_api)
     return next(getattr(each, name) for each in modules if hasattr(each, name))
 
 

@@ -53,8 +53,9 @@ def plan(
             the others.
             "auto" takes others: `batch`, a batch or a function that returns one; `rows`, the rows
             of the global batch, by default those of `batch`; `machine`, a `Machine`, its name or
-            its file, by default "h100"; `memory`, the bytes of a device as a number or as text
-            such as "80GB", and `host`, the devices of a host, by default those of the machine.
+            its file, by default the one at hand if its GPUs are well known, else "h100";
+            `memory`, the bytes of a device as a number or as text such as "80GB", and `host`, the
+            devices of a host, by default those of the machine.
 
     Returns:
         The `Plan`, a `keras.distribution.LayoutMap`. `print(plan)` shows its rules, what they

@@ -24,6 +24,7 @@ ALLOWED = {
     "bootstrap/__init__.py: global _installed": "the installation",
     "bootstrap/environment.py: os.environ": "KERAS_BACKEND, which uninstall() unsets",
     "adapters/job/forked_ranks.py: os.environ": "of a rank, in its own process",
+    "engines_api.py: os.environ": "of a rank, in its own process",
     "adapters/job/forks.py: os.environ": "of a process that ends at once",
     "bootstrap/sending.py: os.environ": "of a rank, in its own process",
     "bootstrap/sending.py: sys.argv": "likewise",

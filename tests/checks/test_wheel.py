@@ -2,6 +2,8 @@
 
 import email
 import json
+import sys
+import venv
 import zipfile
 from pathlib import Path
 
@@ -79,9 +81,9 @@ def test_wheel_carries_the_license(wheel: Path) -> None:
 def test_core_needs_no_torch_and_the_extra_does(wheel: Path) -> None:
     needs = email.message_from_string(text_of(wheel, "METADATA")).get_all("Requires-Dist", [])
     core = {need.split(">")[0] for need in needs if "extra ==" not in need}
-    assert core == {"attrs", "pluggy", "rich"}
+    assert core == {"attrs", "cloudpickle", "pluggy", "rich"}
     extra = {need.split("<")[0].split(">")[0] for need in needs if "extra == 'torch'" in need}
-    assert extra == {"cloudpickle", "keras", "numpy", "torch"}
+    assert extra == {"keras", "numpy", "torch"}
 
 
 def test_wheel_installs_the_command(wheel: Path) -> None:
@@ -114,3 +116,47 @@ def test_installed_module_is_the_command(installed: Path, tmp_path: Path) -> Non
     words = ("-m", "shardcore", "status", "--json")
     status = json.loads(python(*words, cwd=tmp_path, PYTHONPATH=str(installed)))
     assert (status["strategy"], status["devices"]) == ("dtensor", ["cpu:0"])
+
+
+def plant_distribution(folder: Path, name: str, version: str) -> None:
+    """Writes what pip reads of an installed package."""
+    info = folder / f"{name}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (info / "INSTALLER").write_text("pip\n")
+
+
+def plant_wheel(folder: Path, name: str, version: str) -> None:
+    """Writes a wheel of an empty package, which an index would offer."""
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
+        archive.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{info}/RECORD", "")
+
+
+@pytest.mark.parametrize(
+    ("extra", "torch"),
+    [("", "2.9.1+cu128"), ("[torch]", "2.10.0+cu128"), ("[torch]", "2.11.0+cu128")],
+)
+def test_pip_replaces_no_torch_and_no_keras(
+    wheel: Path, tmp_path: Path, extra: str, torch: str
+) -> None:
+    """The image of a notebook has a build of torch for its driver; the index offers newer ones."""
+    image, index = tmp_path / "image", tmp_path / "index"
+    venv.create(image)
+    packages = image / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
+    for name, version in {"torch": torch, "keras": "3.13.2", "numpy": "2.0.2"}.items():
+        plant_distribution(packages, name, version)
+    index.mkdir()
+    small = ("attrs", "cloudpickle", "pluggy", "rich")
+    for name in (*small, "keras", "numpy", "torch"):
+        plant_wheel(index, name, "99.0")
+    options = ("--dry-run", "--quiet", "--report", "-", "--no-index", "--find-links", str(index))
+    pip = ("-m", "pip", "--python", str(image / "bin" / "python"), "install", *options)
+    report = json.loads(python(*pip, f"shardcore{extra} @ {wheel.as_uri()}", cwd=tmp_path))
+    assert {each["metadata"]["name"] for each in report["install"]} == {"shardcore", *small}

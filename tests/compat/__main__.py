@@ -17,6 +17,7 @@ from tests.compat.lanes import LANES, run
 
 # The first is the oldest pair, the last the newest.
 PAIRS = (
+    Pair("2.10.0", "3.13.2"),
     Pair("2.11.0", "3.13.2"),
     Pair("2.12.1", "3.15.1"),
     Pair("2.13.0", "3.13.2"),

@@ -2,6 +2,7 @@
 
 python -m tests.gpu
 python -m tests.gpu --part contract --part layers
+python -m tests.gpu --part two      on two GPUs: ten minutes, and one file to send
 """
 
 import argparse
@@ -20,14 +21,21 @@ from tests.gpu import page
 def main() -> int:
     """Returns 1 if a test failed; 0 without a GPU, where it runs none."""
     parser = argparse.ArgumentParser("python -m tests.gpu", description=__doc__.split("\n")[0])
-    parser.add_argument("--part", choices=parts.PARTS, action="append", help="else all of them")
-    options = parser.parse_args()
-    if not torch.cuda.is_available():
-        print("make gpu: torch sees no CUDA device here, so nothing was run.")
+    names = (*parts.PARTS, parts.TWO)
+    parser.add_argument("--part", choices=names, action="append", help="else all but two")
+    chosen = parser.parse_args().part or list(parts.PARTS)
+    needed = 2 if parts.TWO in chosen else 1
+    if torch.cuda.device_count() < needed:
+        none = "no CUDA device" if needed == 1 else "fewer than two CUDA devices"
+        print(f"make gpu: torch sees {none} here, so nothing was run.")
         return 0
-    found = parts.run(options.part or ())
-    page.write(found)
-    return 1 if any(each["failed"] for each in found["parts"].values()) else 0
+    failed = False
+    for found in parts.run(chosen):
+        page.write(found)
+        failed = any(part["failed"] for part in found["parts"].values())
+    if parts.TWO in chosen:
+        print(f"Please send {parts.TWO_FILE}: see CONTRIBUTING.md.")
+    return int(failed)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,29 +14,35 @@ from tests.compat.lanes import COUNTS, outcome, within
 
 RESULTS = ROOT / "build" / "gpu"
 FIGURES = ROOT / "build" / "bench" / "cuda.json"
+# What the part `two` found, to send.
+TWO_FILE = RESULTS / "two.json"
 # A warning of a driver or of a library that this machine has is no failure.
 NO_FAILURE = ("-W", "default")
 LAUNCH = "launch"
 BENCH = "bench"
-# The tests of each part.
+TWO = "two"
+# The tests of each part, in the order in which they run: the first say most in a short time.
 PARTS: dict[str, tuple[str, ...]] = {
-    LAUNCH: ("tests/gpu/test_launch.py",),
+    LAUNCH: ("tests/gpu/test_launch.py", "tests/distributed/guides/test_notebook.py"),
     "float16": ("tests/distributed/precision/test_float16.py",),
     "contract": ("tests/distributed/strategies/test_contract.py",),
-    "distributed": ("tests/distributed", "-m", "gpu"),
     "counts": tuple(COUNTS),
-    "layers": ("tests/gpu/test_layers.py",),
     BENCH: (),
+    "layers": ("tests/gpu/test_layers.py",),
+    "distributed": ("tests/distributed", "-m", "gpu"),
 }
-# The seconds after which each part is ended: all together are under half an hour.
+# What needs two GPUs, and runs if it is asked for: counts over NCCL, and `tests.gpu.two`.
+OF_TWO = tuple(COUNTS)
+# The seconds after which each part is ended: all but `two` together are under half an hour.
 LIMITS = {
-    LAUNCH: 120,
+    LAUNCH: 180,
     "float16": 120,
     "contract": 180,
-    "distributed": 480,
     "counts": 180,
+    BENCH: 180,
     "layers": 240,
-    BENCH: 240,
+    "distributed": 480,
+    TWO: 280,  # each of its two halves
 }
 # To look for devices must not load CUDA, where tests fork ranks. Who launches ranks from a notebook
 # has not set it, so the part `launch` has not either.
@@ -57,11 +63,11 @@ def environment() -> dict[str, str]:
     }
 
 
-def run(chosen: Iterable[str]) -> dict[str, Any]:
-    """Runs the parts, all of them if none is chosen.
+def run(chosen: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Runs the parts, all of them but `two` if none is chosen.
 
-    Returns the machine, what came of each part, and the figures. Parts that are not run have the
-    results of the last run on such a machine.
+    Yields after each part the machine, what came of the parts, and the figures. Parts that are not
+    run have the results of the last run on such a machine.
     """
     RESULTS.mkdir(parents=True, exist_ok=True)
     parts, machine, file = list(chosen), _machine(), RESULTS / "found.json"
@@ -70,12 +76,33 @@ def run(chosen: Iterable[str]) -> dict[str, Any]:
         earlier = json.loads(file.read_text())
         found = earlier if earlier["machine"] == machine else found
     for part in parts or PARTS:
-        found["parts"][part] = _bench() if part == BENCH else _tests(part)
+        found["parts"][part] = _part(part, machine)
         if part == BENCH:
             found["figures"] = json.loads(FIGURES.read_text())["rows"]
         found["day"] = time.strftime("%Y-%m-%d")
         file.write_text(json.dumps(found, indent=1))
-    return found
+        yield found
+
+
+def _part(part: str, machine: dict[str, str]) -> dict[str, Any]:
+    if part == BENCH:
+        return _bench()
+    return _two(machine) if part == TWO else _tests(part)
+
+
+def _two(machine: dict[str, str]) -> dict[str, Any]:
+    """Runs the part for two GPUs, and writes its file: counts, losses, step times, the machine."""
+    counts, began = _tests(TWO), time.monotonic()
+    steps = RESULTS / "two-steps.json"
+    steps.unlink(missing_ok=True)
+    variables = {name: os.environ[name] for name in os.environ.keys() - NO_CUDA_TO_LOOK}
+    within([sys.executable, "-m", "tests.gpu.two", str(steps)], variables, LIMITS[TWO])
+    found = json.loads(steps.read_text()) if steps.exists() else {"failed": ["tests.gpu.two"]}
+    TWO_FILE.write_text(json.dumps({"machine": machine, "counts": counts, **found}, indent=1))
+    counts["failed"] = [*counts["failed"], *found["failed"]]
+    counts["passed"] += not found["failed"]
+    counts["seconds"] += round(time.monotonic() - began)
+    return counts
 
 
 def _tests(part: str) -> dict[str, Any]:
@@ -83,7 +110,7 @@ def _tests(part: str) -> dict[str, Any]:
     variables = {**os.environ, **environment(), "PYTHONPATH": os.pathsep.join(paths)}
     if part == LAUNCH:
         variables = {name: variables[name] for name in variables.keys() - NO_CUDA_TO_LOOK}
-    folder, tests = RESULTS / part, [*NO_FAILURE, *PARTS[part]]
+    folder, tests = RESULTS / part, [*NO_FAILURE, *(OF_TWO if part == TWO else PARTS[part])]
     folder.mkdir(exist_ok=True)
     return outcome(sys.executable, tests, variables, folder, LIMITS[part], _at_a_time())
 

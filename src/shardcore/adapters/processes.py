@@ -164,6 +164,11 @@ class TorchProcesses:
                 f"{exchange.TOGETHER}"
             ) from error
 
+    def tell_cell_error(self, error: BaseException | None) -> None:
+        """Tells the others with which error a notebook's cell ended here; None for none."""
+        if self._watch is not None:
+            self._watch.cell.note(error)
+
     def points(self, saves: bool) -> AbstractContextManager[None]:
         """Opens a part of the program in which all processes pass the same points.
 

@@ -85,8 +85,8 @@ def _checked(model: object, options: Mapping[str, object]) -> Callable[[], Any]:
 
 
 def _machine(options: Mapping[str, Any]) -> Machine:
-    """Returns the machine of the options, with their host and memory."""
-    given = options.get("machine") or DEFAULT_MACHINE
+    """Returns the machine of the options, or the one at hand, with their host and memory."""
+    given = options.get("machine") or machines.here() or DEFAULT_MACHINE
     machine = given if isinstance(given, Machine) else machines.find(str(given))
     if options.get("host") is not None:
         machine = attrs.evolve(machine, devices=options["host"])

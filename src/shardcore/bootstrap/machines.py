@@ -5,9 +5,14 @@ import re
 import tomllib
 from pathlib import Path
 
+import attrs
+
 from shardcore.domain.errors import MachineError
-from shardcore.domain.machines.known import known_machines
+from shardcore.domain.machines.known import known_machines, machine_with
 from shardcore.domain.machines.machine import Machine, machine_of
+from shardcore.reporting.logs import log_of
+
+logger = log_of("plan")
 
 
 def find(name_or_file: str) -> Machine:
@@ -41,6 +46,27 @@ def find(name_or_file: str) -> Machine:
         return machine_of(data)
     except MachineError as error:
         raise MachineError(f"{name_or_file!r}: {error}") from error
+
+
+def here() -> Machine | None:
+    """Returns the well-known machine whose CUDA devices this process sees; None for others.
+
+    It has as many devices a host as this process sees, with their memory.
+    """
+    from shardcore.adapters.job import devices
+
+    seen = devices.cuda_devices()
+    names = list(dict.fromkeys(seen.names))
+    machine = machine_with(names[0]) if len(names) == 1 else None
+    if machine is not None:
+        return attrs.evolve(machine, devices=len(seen.names), memory=min(seen.memory))
+    if names:
+        logger.warning(
+            "%s: no well-known machine has such devices, so the prediction is not for this one; "
+            "'shardcore measure FILE' describes it, for machine=FILE",
+            ", ".join(names),
+        )
+    return None
 
 
 def write(machine: Machine, file: Path) -> None:

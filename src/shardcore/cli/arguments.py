@@ -192,7 +192,8 @@ def parser() -> argparse.ArgumentParser:
         help="print what a train step takes on a rank, by kind; with --policy auto, the limit",
     )
     plan.add_argument("--host", type=int, metavar="8", help="the devices of a host, for auto")
-    plan.add_argument("--machine", metavar="NAME|FILE", help="the machine, for auto (h100)")
+    machine = "the machine, for auto (the one at hand if it is well known, else h100)"
+    plan.add_argument("--machine", metavar="NAME|FILE", help=machine)
     plan.add_argument("--python", action="store_true", help="print a program that sets it")
     return found
 

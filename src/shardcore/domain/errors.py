@@ -48,7 +48,16 @@ class EnvironmentProblem(ShardcoreError, RuntimeError):  # noqa: N818, Environme
 
 
 class RankMismatchError(ShardcoreError, RuntimeError):
-    """Ranks differ in a value that must be equal on all of them."""
+    """Ranks differ in a value that must be equal on all of them.
+
+    Attributes:
+        waited_in_vain: Whether this rank waited for others that did not come: the ranks are no
+            longer at one place of the program.
+    """
+
+    def __init__(self, message: str, *, waited_in_vain: bool = False) -> None:
+        super().__init__(message)
+        self.waited_in_vain = waited_in_vain
 
 
 class OtherRankFailed(ShardcoreError, RuntimeError):  # noqa: N818 - it says what happened

@@ -1,4 +1,4 @@
-"""The result of `shardcore.status()`."""
+"""The results of `shardcore.status()`, and of `status()` of a notebook's engines."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,12 @@ import attrs
 from rich.table import Table
 
 from shardcore.domain.machines.hosts import ranks_by_host
-from shardcore.reporting.tables import Shown
+from shardcore.reporting.tables import Column, Shown, build
+
+ENGINE_COLUMNS = (
+    Column("rank", right=True), Column("engine", right=True), Column("process", right=True),
+    Column("device"), Column("state"),
+)  # fmt: skip
 
 
 @attrs.frozen
@@ -63,6 +68,46 @@ class Status(Shown):
             return "none: no distribution is set"
         axes = zip(self.axis_names, self.mesh_shape, strict=True)
         return ", ".join(f"{name}={size}" for name, size in axes)
+
+
+@attrs.frozen
+class EngineRank:
+    """A rank, and the engine that is it.
+
+    Args:
+        rank: The rank.
+        engine: The number of the engine in its cluster.
+        process: The number of its process.
+        device: The device on which it computes.
+        state: "waits for a cell", "runs a cell" or "has ended".
+    """
+
+    rank: int
+    engine: int
+    process: int
+    device: str
+    state: str
+
+
+@attrs.frozen
+class EnginesStatus(Shown):
+    """The ranks of a notebook.
+
+    Args:
+        ranks: They, in their order.
+
+    Example:
+        >>> rank = EngineRank(0, engine=0, process=4711, device="cpu:0", state="runs a cell")
+        >>> EnginesStatus((rank,)).to_dict()["ranks"][0]["state"]
+        'runs a cell'
+    """
+
+    ranks: tuple[EngineRank, ...]
+
+    def table(self, width: int | None = None) -> Table:
+        """Returns a table with a row for each rank."""
+        rows = [tuple(map(str, attrs.astuple(rank))) for rank in self.ranks]
+        return build("ranks", ENGINE_COLUMNS, rows, width)
 
 
 def _runs(ranks: Sequence[int]) -> str:

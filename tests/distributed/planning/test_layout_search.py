@@ -7,8 +7,9 @@ import attrs
 import pytest
 
 import shardcore
+from shardcore.adapters.job import devices
 from shardcore.binding.planning.make_plan import facts_of
-from shardcore.bootstrap import machines
+from shardcore.bootstrap import auto, machines
 from shardcore.bootstrap.search import search
 from shardcore.bootstrap.search.repeats import Repeats, priced_steps
 from shardcore.bootstrap.search.traces import TraceRequest
@@ -98,3 +99,15 @@ def test_all_layouts_of_a_search_share_one_built_model():
     # For its facts; for a copy of a block, and the block that it is compared with; for one policy
     # for all layers; and to divide steps among layers.
     assert built.value == 5
+
+
+def test_the_machine_at_hand_is_that_of_its_gpus(monkeypatch, caplog):
+    seen = devices.CudaDevices(("Tesla T4",) * 2, (15_000_000_000, 15_500_000_000))
+    monkeypatch.setattr(devices, "cuda_devices", lambda: seen)
+    machine = auto._machine({})
+    assert (machine.name, machine.devices, machine.memory) == ("t4", 2, 15_000_000_000)
+    assert not caplog.text
+    two_kinds = devices.CudaDevices(("Tesla T4", "NVIDIA L4"), seen.memory)
+    monkeypatch.setattr(devices, "cuda_devices", lambda: two_kinds)
+    assert machines.here() is None
+    assert "Tesla T4, NVIDIA L4: no well-known machine has such devices" in caplog.text

@@ -38,6 +38,8 @@ EAGER = {
     "CTC": "the step reads values on the host",
     "own loss": "it reads other values on the host each time",
 }
+if not hasattr(torch.autograd.graph.Node, "_sequence_nr"):  # torch 2.10, whose optimizers do so
+    EAGER["of torch"] = "the step calls builtins.compile()"
 
 
 # On one device the others.

@@ -32,7 +32,7 @@ def test_a_machine_may_be_toml(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, r"No machine '.*': there are p4d, a100, h100, h200, and no such file"),
+        (None, r"No machine '.*': there are t4, v100, .*, h100, h200, and no such file"),
         ("{", r"is no file of a machine: Expecting property name"),
         ("[]", r"mine.json': A machine is given by its fields, got \[\]"),
     ],

@@ -16,6 +16,8 @@ from shardcore.reporting.errors import CAPTURED, user_line
 
 # The seconds after which a rank that has not moved tells where it is.
 STAY_SECONDS = 6.0
+# The words with which a rank says that it waits in a collective.
+_WAITS = "waits in another collective"
 # Parts of the file names of Python code that starts collectives or waits for them.
 _FILES = (
     collectives.__file__,
@@ -42,7 +44,12 @@ class Here:
         """Returns where it waits, as a predicate; empty while it moves."""
         if not self.waits or self.seconds < STAY_SECONDS:
             return ""
-        return f"waits in another collective ({self.line})"
+        return f"{_WAITS} ({self.line})"
+
+
+def is_in_collective(place: str) -> bool:
+    """Returns whether a rank that says so of its place waits in a collective."""
+    return place.startswith(_WAITS)
 
 
 @attrs.define

@@ -21,6 +21,7 @@ from itertools import count
 from types import TracebackType
 
 from shardcore.adapters.failure import heartbeats, late_report
+from shardcore.adapters.failure.cell import Cell
 from shardcore.adapters.failure.end import End, goes_on, headline_of, leave, store_may_be_gone
 from shardcore.adapters.failure.interrupt import Interrupt
 from shardcore.adapters.failure.neighbours import Neighbours
@@ -76,6 +77,7 @@ class FailureWatch:
         )
         self._stopped = threading.Event()
         self._exits = False  # with an error code, which the others know
+        self.cell = Cell()
         self.termination = Termination(rank, world_size)
         self._interrupt = Interrupt(self._end.begun.locked)
         self._previous_hook = sys.excepthook
@@ -164,8 +166,10 @@ class FailureWatch:
             here = main.look()
             with store_may_be_gone():
                 heartbeats.send(store_for_place, number, here)
-                if str(here) != published:
-                    exchange.tell_place(store_for_place, published := str(here))
+                if (place := self.cell.place or str(here)) != published:
+                    exchange.tell_place(store_for_place, published := place)
+                if self.cell.ends_all(store_for_place):
+                    store.claim(Failure(self._rank, self.cell.headline))
                 is_late = here.waits and here.seconds >= exchange.REPORT_SECONDS
                 if is_late and not reported:
                     late_report.start(here, self._neighbours)

@@ -2,6 +2,7 @@
 
 import os
 
+import attrs
 import torch
 
 from shardcore.adapters import switches
@@ -15,6 +16,27 @@ NCCL_SHARES_VARIABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
 # The accelerators that Keras uses on torch, and the devices on which several ranks compute.
 _ACCELERATORS = ("cuda", "mps", "xpu")
 _SEVERAL_RANKS = ("cpu", "cuda")
+
+
+@attrs.frozen
+class CudaDevices:
+    """The CUDA devices that this process sees, in their order.
+
+    Args:
+        names: Their names in CUDA.
+        memory: Their bytes of memory.
+    """
+
+    names: tuple[str, ...]
+    memory: tuple[int, ...]
+
+
+def cuda_devices() -> CudaDevices:
+    """Returns the CUDA devices that this process sees; none where it computes on another kind."""
+    count = torch.cuda.device_count() if device_type() == "cuda" else 0
+    properties = [torch.cuda.get_device_properties(number) for number in range(count)]
+    names, memory = ([getattr(p, field) for p in properties] for field in ("name", "total_memory"))
+    return CudaDevices(tuple(names), tuple(memory))
 
 
 def device_type() -> str:

@@ -181,11 +181,12 @@ def store_for_thread(prefix: str = _PREFIX) -> SignedStore:
     return SignedStore(process_group.store_for_thread(prefix), signed_store.secret())
 
 
-def places() -> dict[int, str]:
-    """Returns where other ranks are that do not come, by rank."""
+def places(shared: SignedStore | None = None) -> dict[int, str]:
+    """Returns where other ranks are that do not come, by rank; another thread gives its store."""
     ranks = set(range(process_group.world_size())) - {process_group.rank()}
     try:
-        return {rank: place for rank in sorted(ranks) if (place := _place(store(), rank))}
+        shared = shared or store()
+        return {rank: place for rank in sorted(ranks) if (place := _place(shared, rank))}
     except RuntimeError:
         return {0: ENDED}  # it, or the launcher, holds the store
 
@@ -290,7 +291,7 @@ def _place(shared: SignedStore, rank: int) -> str:
 
 def _lost(said: _Said, places: dict[int, str]) -> RankMismatchError:
     where = "; ".join(f"rank {rank}, which {place}" for rank, place in places.items())
-    return RankMismatchError(f"{_at(said)} and waits for {where}. {TOGETHER}")
+    return RankMismatchError(f"{_at(said)} and waits for {where}. {TOGETHER}", waited_in_vain=True)
 
 
 def _at(said: _Said) -> str:

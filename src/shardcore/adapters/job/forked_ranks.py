@@ -48,19 +48,28 @@ def run(case: Case[_Result], world_size: int) -> list[_Result]:
 @contextlib.contextmanager
 def place_for(world_size: int) -> Iterator[Place]:
     """Opens the environment and the folder of `world_size` ranks, with a file for their stacks."""
-    if world_size < 1:
-        raise MeshError(f"Expected at least 1 rank, got {world_size}.")
-    environment = {
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-    }
+    environment = environment_of(world_size)
     with tempfile.TemporaryDirectory(prefix="shardcore-ranks-") as folder:
         place = Place(environment, Path(folder))
         for rank in range(world_size):
             place.stacks(rank).touch()
         yield place
+
+
+def environment_of(world_size: int) -> dict[str, str]:
+    """Returns the variables that `world_size` ranks of this host share.
+
+    Raises:
+        MeshError: If `world_size` is below 1.
+    """
+    if world_size < 1:
+        raise MeshError(f"Expected at least 1 rank, got {world_size}.")
+    return {
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from typing import NoReturn
 # The seconds in which a forked process answers.
 _SECONDS = 20.0
 _YES, _NO = b"y", b"n"
-# torch 2.11 to 2.15 says so, and has no public name by which to ask.
+# torch 2.10 to 2.15 says so, and has no public name by which to ask.
 _OF_A_FORK = "forked subprocess"
 
 

@@ -1,6 +1,6 @@
 """All private torch names that shardcore uses, each with its versions and a reason.
 
-Known for torch 2.11 to 2.15. What is private to DTensor stands in `torch_private.dtensor`.
+Known for torch 2.10 to 2.15. What is private to DTensor stands in `torch_private.dtensor`.
 """
 
 from shardcore.adapters.torch_private import collectives as collectives

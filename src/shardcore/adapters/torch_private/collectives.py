@@ -45,7 +45,7 @@ def all_reduce(value: torch.Tensor, op: str, group: "dist.ProcessGroup") -> torc
 def all_gather(value: torch.Tensor, group: "dist.ProcessGroup") -> torch.Tensor:
     """Returns the values of all ranks of `group`, of one shape, joined along their first dim.
 
-    torch 2.11 to 2.15: gloo reads tensors of a GPU as if they were in the memory of the host, and
+    torch 2.10 to 2.15: gloo reads tensors of a GPU as if they were in the memory of the host, and
     the process crashes (pytorch issue 152645). Only in an all-gather: others copy to the host.
     """
     by_host = value.device.type != "cpu" and runs_on_gloo(group.group_name, value.device)

@@ -86,7 +86,7 @@ def version_of(tensor: torch.Tensor) -> int:
 def hooks_of(module: torch.nn.Module) -> list[Any]:
     """Returns the hooks that `module` calls in its forward and backward pass.
 
-    torch 2.11 to 2.15: public names register hooks, but do not list them. A module keeps each kind
+    torch 2.10 to 2.15: public names register hooks, but do not list them. A module keeps each kind
     in a dict, under a name that ends with the kind.
     """
     kept = (hooks for name, hooks in vars(module).items() if name.endswith(_HOOKS))
@@ -96,7 +96,7 @@ def hooks_of(module: torch.nn.Module) -> list[Any]:
 def hook_registries() -> list[dict[int, Any]]:
     """Returns the dicts of the hooks that all torch modules call.
 
-    torch 2.11 to 2.15: as for `hooks_of`, they are variables of the module that defines `Module`.
+    torch 2.10 to 2.15: as for `hooks_of`, they are variables of the module that defines `Module`.
     """
     variables = vars(torch.nn.modules.module).items()
     return [hooks for name, hooks in variables if name.endswith(_HOOKS) and isinstance(hooks, dict)]

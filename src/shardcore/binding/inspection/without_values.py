@@ -18,7 +18,7 @@ from shardcore.binding.variables import adoption
 from shardcore.domain.errors import EnvironmentProblem, PolicyError, ShardcoreError
 from shardcore.ports.measurement.memory import MemoryTracer
 
-# torch 2.11 to 2.15 says so, and has no name by which to ask before.
+# torch 2.10 to 2.15 says so, and has no name by which to ask before.
 _OF_A_FORK = "autograd's threading in combination with fork"
 
 # Opens the context of the step, for the built model.

@@ -14,4 +14,5 @@ def test_one_operator_of_functional_collectives_wraps_for_autograd():
         if namespace == "_c10d_functional"
         and is_autograd_wrapper(getattr(torch.ops._c10d_functional, name).default)
     ]
-    assert found == ["_wrap_tensor_autograd"]
+    wrapper = "_wrap_tensor_autograd"  # torch 2.10 has none
+    assert found == [name for _, _, name in names if name == wrapper]

@@ -44,5 +44,5 @@ def test_a_built_model_is_an_error():
 
 
 def test_an_unknown_machine_is_an_error():
-    with pytest.raises(MachineError, match="No machine 'm1': there are p4d"):
+    with pytest.raises(MachineError, match="No machine 'm1': there are t4"):
         shardcore.plan(build, machine="m1", **GIVEN)

@@ -1,0 +1,190 @@
+"""Engines of an ipyparallel cluster of this host, as the ranks of a job.
+
+ipyparallel starts the engines, sends them cells, and ends them. An engine is a process with a
+kernel of IPython: what a cell makes stays in it until the next one.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from shardcore.adapters.job.forked_ranks import environment_of
+from shardcore.domain.errors import EnvironmentProblem
+from shardcore.domain.job import resolve_job
+from shardcore.reporting.status import EngineRank, EnginesStatus
+
+_LOOK_SECONDS = 0.05
+_START = "cluster = ipyparallel.Cluster(n=2); client = cluster.start_and_connect_sync()"
+
+
+@attrs.frozen
+class EngineFacts:
+    """Facts that an engine tells before it is a rank.
+
+    Args:
+        process: The number of its process.
+        host: The name of its host.
+        size: The ranks of the job in which it is; 0 if it is in none.
+    """
+
+    process: int
+    host: str
+    size: int
+
+    @classmethod
+    def here(cls) -> "EngineFacts":
+        """Returns the facts of this process."""
+        job = resolve_job(environ=os.environ)
+        return cls(os.getpid(), socket.gethostname(), 0 if job is None else job.world_size)
+
+
+@attrs.frozen(eq=False)
+class Engines:
+    """Engines that are the ranks of a job. `shardcore.join_engines` makes it.
+
+    Attributes:
+        numbers: The number of the engine of each rank.
+    """
+
+    _client: Any
+    numbers: tuple[int, ...]
+    _processes: tuple[int, ...]
+    _devices: tuple[str, ...]
+
+    @property
+    def view(self) -> Any:
+        """The ipyparallel `DirectView` of the engines, in the order of ranks."""
+        return self._client[list(self.numbers)]
+
+    def status(self) -> EnginesStatus:
+        """Returns the device, the process and the state of each rank; it waits for no cell."""
+        alive = [number for number in self._client.ids if number in self.numbers]
+        queues = self._client.queue_status(alive) if alive else {}
+        states = [_state(queues.get(number)) for number in self.numbers]
+        rows = zip(self.numbers, self._processes, self._devices, states, strict=True)
+        return EnginesStatus(tuple(EngineRank(rank, *row) for rank, row in enumerate(rows)))
+
+    def stop(self) -> None:
+        """Ends the ranks in order, with their cluster. A new cluster can be started after it."""
+        _stop(self._client)
+
+
+def join(client: Any, devices: int | None, become_rank: Callable[..., str]) -> Engines:
+    """Makes engines the ranks of a new job, in the order of their numbers.
+
+    Args:
+        client: The `ipyparallel.Client` of a cluster of this host.
+        devices: The number of ranks; None for all engines.
+        become_rank: It is called on each engine with the variables of its rank. It joins the job,
+            and returns the device.
+    """
+    numbers = _chosen(client, devices)
+    facts = [_asked(client, number) for number in numbers]
+    _check(numbers, facts)
+    shared = environment_of(len(numbers))
+    joining = [
+        client[number].apply_async(
+            become_rank, {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        )
+        for rank, number in enumerate(numbers)
+    ]
+    try:
+        found = _results(joining)
+    except BaseException:
+        _stop(client)  # the other engines wait for the one that failed
+        raise
+    engines = Engines(client, numbers, tuple(each.process for each in facts), tuple(found))
+    view = engines.view
+    view.block = True
+    if _is_in_notebook():
+        view.activate()  # %px and %%px run on these engines
+    return engines
+
+
+def _chosen(client: Any, devices: int | None) -> tuple[int, ...]:
+    try:
+        import ipyparallel
+    except ImportError as error:
+        raise EnvironmentProblem(
+            "join_engines() makes engines of ipyparallel the ranks of a job, and ipyparallel is "
+            "not installed: pip install 'shardcore[notebook]'."
+        ) from error
+    if not isinstance(client, ipyparallel.Client):
+        raise EnvironmentProblem(
+            f"join_engines() takes the ipyparallel.Client of a cluster, got {client!r}: {_START}."
+        )
+    numbers = tuple(client.ids)
+    if not numbers or (devices is not None and not 1 <= devices <= len(numbers)):
+        wanted = "at least 1 engine" if devices is None else f"{devices!r} engines"
+        raise EnvironmentProblem(
+            f"join_engines() was asked for {wanted}, and the cluster has {len(numbers)}: start as "
+            f"many as you have devices. {_START}."
+        )
+    return numbers[:devices]
+
+
+def _asked(client: Any, number: int) -> EngineFacts:
+    facts: EngineFacts = _result(client[number].apply_async(EngineFacts.here), f"engine {number}")
+    return facts
+
+
+def _check(numbers: Sequence[int], facts: Sequence[EngineFacts]) -> None:
+    """Refuses engines of other hosts, and those that are ranks already."""
+    here = socket.gethostname()
+    for number, engine in zip(numbers, facts, strict=True):
+        if engine.host != here:
+            raise EnvironmentProblem(
+                f"join_engines() takes engines of this host, {here!r}, and engine {number} is on "
+                f"{engine.host!r}: start ranks of several hosts with torchrun."
+            )
+        if engine.size:
+            raise EnvironmentProblem(
+                f"Engine {number} is a rank of a job of {engine.size} already, and a process "
+                "cannot join a second one: stop its cluster (engines.stop()), and start a new one."
+            )
+
+
+def _results(joining: Sequence[Any]) -> list[str]:
+    """Returns what all engines return, or raises the first error, for which others may wait."""
+    while not all(result.ready() for result in joining):
+        for rank, result in enumerate(joining):
+            if result.ready():
+                _result(result, f"rank {rank}")
+        time.sleep(_LOOK_SECONDS)
+    return [_result(result, f"rank {rank}") for rank, result in enumerate(joining)]
+
+
+def _result(result: Any, who: str) -> Any:
+    from ipyparallel.error import RemoteError
+
+    try:
+        return result.get()
+    except RemoteError as error:
+        raise EnvironmentProblem(
+            f"{who} could not join the job: {error.ename}: {error.evalue}"
+        ) from error
+
+
+def _stop(client: Any) -> None:
+    if client.cluster is not None:
+        client.cluster.stop_cluster_sync()
+    else:
+        client.shutdown(hub=True, block=True)
+    client.close()
+
+
+def _state(queue: Mapping[str, int] | None) -> str:
+    """Returns the state of an engine that has so much to do; None if it is not there."""
+    if queue is None:
+        return "has ended"
+    return "runs a cell" if queue["queue"] + queue["tasks"] else "waits for a cell"
+
+
+def _is_in_notebook() -> bool:
+    from IPython import get_ipython
+
+    return get_ipython() is not None
