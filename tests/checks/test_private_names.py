@@ -33,7 +33,7 @@ OF_PYTHON = {*sys.stdlib_module_names, "_lru_list_elem", "_tuple_new", "_find_an
 # no run on a CPU finds. Two are the hooks of a tensor, which guards compare. One gathers on gloo
 # without corrupting the heap. Two list the modes, and one the hooks of saved tensors, within which
 # no step is captured.
-MOST = 51
+MOST = 52
 MOST_OF_DTENSOR = 8
 OF_DTENSOR = {"_dtensor", "_local_tensor", "_spec"}
 

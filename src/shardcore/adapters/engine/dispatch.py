@@ -17,7 +17,6 @@ from shardcore.adapters.engine.plans.task import Handler, Operator, Planner, ope
 from shardcore.adapters.engine.redistributed import Redistributed, find
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import note_view, refresh, run_full, run_full_and_store, write
-from shardcore.domain.errors import StrategyError
 
 aten = torch.ops.aten
 
@@ -102,6 +101,7 @@ def _handled(handler: Handler, operator: Operator, *args: object, **kwargs: obje
 
     def own(tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, ShardedTensor):
+            engine.check_mesh(tensor)
             refresh(tensor)
             return tensor
         adopted = engine.adopt(tensor)
@@ -132,11 +132,7 @@ def _key(
             if each.copied is not None:
                 refresh(each)
             if each.engine is not engine:
-                raise StrategyError(
-                    "One operator got sharded tensors of two distributions (meshes "
-                    f"{each.engine.world.mesh} and {engine.world.mesh}): build the model and its "
-                    "data under one keras.distribution."
-                )
+                engine.check_mesh(each)
             tensors.append(each)
             found.append(each.form)
             continue

@@ -114,8 +114,28 @@ class Engine:
         return self.replicated(tensor.detach()) if adopted is None else adopted
 
     def adopt(self, tensor: torch.Tensor) -> ShardedTensor | None:
-        """Returns a tensor as a sharded one, also one of another library; None for a plain one."""
-        return tensor if isinstance(tensor, ShardedTensor) else self.classes.adopt(self, tensor)
+        """Returns a tensor as a sharded one, also one of another library; None for a plain one.
+
+        Raises:
+            StrategyError: If it is sharded over another mesh.
+        """
+        if not isinstance(tensor, ShardedTensor):
+            return self.classes.adopt(self, tensor)
+        self.check_mesh(tensor)
+        return tensor
+
+    def check_mesh(self, tensor: ShardedTensor) -> None:
+        """Checks that `tensor` is over the mesh of this engine.
+
+        Raises:
+            StrategyError: If it is over another one.
+        """
+        if tensor.engine is not self:
+            raise StrategyError(
+                "One operator got sharded tensors of two distributions (meshes "
+                f"{tensor.engine.world.mesh} and {self.world.mesh}): build the model and its data "
+                "under one keras.distribution, or move a model by shardcore.distribute_model()."
+            )
 
     def end_step(self) -> None:
         """Drops the copies that were redistributed for the uses of one step."""

@@ -121,16 +121,6 @@ class ShardedTensor(_Base):
                 copied.grad = copy.deepcopy(self.grad, memo)
         return memo[id(self)]
 
-    def numpy(self, *, force: bool = False) -> Any:
-        """Returns the full tensor as an array. All ranks call it together."""
-        self.meet_to_read()
-        return self.full_tensor().detach().numpy(force=force)
-
-    def tolist(self) -> Any:
-        """Returns the full tensor as a nest of lists. All ranks call it together."""
-        self.meet_to_read()
-        return self.full_tensor().detach().tolist()
-
     def meet_to_read(self) -> None:
         """Waits until all ranks read this tensor, unless each rank has all of it.
 

@@ -10,8 +10,10 @@ import attrs
 import torch
 
 from shardcore.adapters import fallback, torch_private
+from shardcore.adapters.capture.recording.functions import REPLACES_MEMORY
+from shardcore.adapters.capture.recording.recorder import recording
 from shardcore.adapters.engine.moves.redistribution import full, in_layout, local_shard, reduced
-from shardcore.adapters.engine.tensor import Copied, ShardedTensor
+from shardcore.adapters.engine.tensor import Copied, Memory, ShardedTensor
 from shardcore.adapters.torch_private import is_view, tree_leaves, tree_map_only, written_operands
 from shardcore.adapters.torch_private.operators import Operator
 from shardcore.domain.derived_layouts import beside
@@ -82,6 +84,32 @@ def reshape(operator: Operator, target: ShardedTensor, *args: object) -> Any:
     if target.copied is not None:
         target.copied = changed.copied
     return torch_private.reshaped_in_place(operator, target, *args)
+
+
+def replace_memory(target: ShardedTensor, value: torch.Tensor) -> None:
+    """Gives `target` the memory of `value`, as `target.data = value` does, in its own layout.
+
+    What shares the old memory keeps its values. The new memory is that of `value` if that has the
+    layout of `target`, else a copy.
+    """
+    if not isinstance(value, torch.Tensor) or tuple(value.shape) != target.form.shape:
+        given = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+        raise StrategyError(
+            f"x.data = value expected a tensor of shape {target.form.shape}, which a sharded "
+            f"tensor keeps, and got {given}: make a new variable or parameter of the other shape."
+        )
+    if recorder := recording():
+        recorder.refuse(*REPLACES_MEMORY)
+    engine = target.engine
+    source = engine.as_sharded(value)
+    refresh(source)
+    moved = in_layout(source, target.form.layout.reduced, copies=True)
+    shares = moved is source and source.copied is None
+    part = moved.part if shares else moved.part.clone()
+    form = engine.evolved(moved.form, weight=target.form.weight)
+    torch_private.set_metadata(target, engine.wrap(part, form))
+    target.part, target.form, target.copied = part, form, None
+    target.memory = moved.memory if shares else Memory()
 
 
 def shard_beside(value: torch.Tensor, target: ShardedTensor) -> torch.Tensor:

@@ -53,11 +53,13 @@ from shardcore.adapters.torch_private.tensors import accumulated as accumulated
 from shardcore.adapters.torch_private.tensors import after_backward as after_backward
 from shardcore.adapters.torch_private.tensors import backward_pass as backward_pass
 from shardcore.adapters.torch_private.tensors import current_node as current_node
+from shardcore.adapters.torch_private.tensors import hides_subclasses as hides_subclasses
 from shardcore.adapters.torch_private.tensors import hook_registries as hook_registries
 from shardcore.adapters.torch_private.tensors import hooks_of as hooks_of
 from shardcore.adapters.torch_private.tensors import identity_of as identity_of
 from shardcore.adapters.torch_private.tensors import memory_of as memory_of
 from shardcore.adapters.torch_private.tensors import nodes_made as nodes_made
+from shardcore.adapters.torch_private.tensors import set_metadata as set_metadata
 from shardcore.adapters.torch_private.tensors import version_of as version_of
 from shardcore.adapters.torch_private.tensors import wrapper as wrapper
 from shardcore.adapters.torch_private.trees import Args as Args

@@ -29,6 +29,23 @@ def wrapper(
     )
 
 
+def set_metadata(tensor: torch.Tensor, other: torch.Tensor) -> None:
+    """Gives `tensor` the shape, strides and dtype of `other`, of its class.
+
+    torch 2.13: of a tensor without memory this is all that `tensor.data = other` does. A subclass
+    that replaces `data` reaches torch's by the descriptor.
+    """
+    torch.Tensor.data.__set__(tensor, other)  # type: ignore[attr-defined]
+
+
+def hides_subclasses() -> bool:
+    """Returns whether operators on this thread now pass over `__torch_dispatch__`.
+
+    torch 2.13: `torch.tensor([x])` reads the numbers of tensors so, and nothing public tells.
+    """
+    return torch._C._dispatch_tls_is_dispatch_key_excluded(torch.DispatchKey.Python)
+
+
 def backward_pass() -> int:
     """Returns the number of the backward pass that runs on this thread now.
 

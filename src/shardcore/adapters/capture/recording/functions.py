@@ -15,6 +15,9 @@ from shardcore.ports.capture import Observer
 # Named operands that are numbers: torch reads them from tensors.
 NUMBERS = ("alpha", "value")
 
+# Why `x.data = value` is in no program, and what to write instead.
+REPLACES_MEMORY = ("x.data = value replaces the memory of a tensor", "write x.data.copy_(value)")
+
 _SEED_BITS = 0xFFFFFFFF
 
 _READS = {
@@ -24,6 +27,7 @@ _READS = {
     torch.Tensor.__dlpack__,
     torch.Tensor.data_ptr,
 }
+_SETS_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 @attrs.define
@@ -53,6 +57,7 @@ class FunctionListener(TorchFunctionMode):
 
     Args:
         read: Called with a tensor whose values are read on the host, and how.
+        refuse: Called with what no program can do, and what to write instead.
         numbers: Entered while torch reads a number from a tensor that is a named operand.
         as_one_call: Replaces a function that reads values only to check them; called with it and
             its operands.
@@ -62,18 +67,22 @@ class FunctionListener(TorchFunctionMode):
     def __init__(
         self,
         read: Callable[[Any, str], None],
+        refuse: Callable[[str, str], None],
         numbers: Callable[[], AbstractContextManager[None]],
         as_one_call: Callable[[Any, Args, Kwargs], Any],
         unobserved: Unobserved,
     ) -> None:
         super().__init__()
-        self._read, self._numbers, self._as_one_call = read, numbers, as_one_call
+        self._read, self._refuse = read, refuse
+        self._numbers, self._as_one_call = numbers, as_one_call
         self._unobserved = unobserved
 
     def __torch_function__(self, func: Any, types: Any, args: Args = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _READS:
             self._read(args[0], f"Tensor.{func.__name__}()")
+        if func == _SETS_DATA:
+            self._refuse(*REPLACES_MEMORY)
         if func is torch.nn.functional.one_hot and _is_checked(*args, **kwargs):
             return self._as_one_call(func, args, kwargs)
         if kwargs and any(isinstance(kwargs.get(name), torch.Tensor) for name in NUMBERS):

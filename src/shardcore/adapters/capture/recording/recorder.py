@@ -60,7 +60,9 @@ class Recorder:
         host = _host_generators()
         try:
             unobserved = Unobserved(self._observer)
-            functions = FunctionListener(self.read, self.numbers, self.as_one_call, unobserved)
+            functions = FunctionListener(
+                self.read, self.refuse, self.numbers, self.as_one_call, unobserved
+            )
             listener = torch_private.OperatorListener(self._begin, self._end, unobserved)
             with listener, functions:
                 self._observer.enable()

@@ -31,6 +31,15 @@ def _item(operator: Operator, tensor: ShardedTensor) -> Any:
     return operator(full(tensor))
 
 
+def _equal(operator: Operator, one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Runs `torch.equal` on full tensors."""
+    for each in (one, other):
+        if isinstance(each, ShardedTensor):
+            each.meet_to_read()
+    one, other = (full(each) if isinstance(each, ShardedTensor) else each for each in (one, other))
+    return bool(operator(one, other))
+
+
 def _recurrent(operator: Operator, *args: object, **kwargs: object) -> Any:
     """Runs an LSTM of the CPU, which stores tensors for its gradient only if gradients are on."""
     with torch.enable_grad():
@@ -41,6 +50,7 @@ _OTHERS: dict[Any, Handler] = {
     torch_private.ITEM: _item,
     **by_operator(
         {
+            "equal": _equal,
             "mkldnn_rnn_layer": _recurrent,
             "squeeze_ squeeze_.dim squeeze_.dims t_ transpose_ unsqueeze_": reshape,
         }

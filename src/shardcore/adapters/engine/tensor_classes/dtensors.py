@@ -12,7 +12,8 @@ from torch.distributed.tensor.placement_types import Placement
 
 from shardcore.adapters.engine import differentiable
 from shardcore.adapters.engine.engine import Engine
-from shardcore.adapters.engine.tensor import Form, ShardedTensor
+from shardcore.adapters.engine.tensor import Form
+from shardcore.adapters.engine.tensor_classes.host_access import HostAccess
 from shardcore.adapters.engine.tensor_classes.local_shards import LocalShardTensor
 from shardcore.adapters.torch_private.dtensor import DTensorSpec, GivenDTensor, TensorMeta
 from shardcore.domain import placements as domain
@@ -21,7 +22,7 @@ from shardcore.domain.layout import Layout
 from shardcore.ports.world import World
 
 
-class ShardedDTensor(ShardedTensor, GivenDTensor):
+class ShardedDTensor(HostAccess, GivenDTensor):
     """A DTensor whose operators the engine runs.
 
     Its methods take the arguments of those of a DTensor, and return tensors of this class.

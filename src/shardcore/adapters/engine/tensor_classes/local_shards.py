@@ -10,13 +10,14 @@ from shardcore.adapters import torch_private
 from shardcore.adapters.engine import dispatch
 from shardcore.adapters.engine.differentiable import full_tensor, to_local
 from shardcore.adapters.engine.engine import Engine
-from shardcore.adapters.engine.tensor import Form, ShardedTensor
+from shardcore.adapters.engine.tensor import Form
+from shardcore.adapters.engine.tensor_classes.host_access import HostAccess
 from shardcore.adapters.torch_private import Args, Kwargs, Operator
 from shardcore.domain.placements import Placement
 from shardcore.ports.world import World
 
 
-class LocalShardTensor(ShardedTensor, torch.Tensor):
+class LocalShardTensor(HostAccess, torch.Tensor):
     """A sharded tensor that is no DTensor: its layout may be finer than placements allow."""
 
     __torch_function__ = torch_private.NO_TORCH_FUNCTION

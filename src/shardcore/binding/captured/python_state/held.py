@@ -127,14 +127,20 @@ class Held:
         self._contents.append((name, copy, copy()))
 
     def tensor(self, tensor: Any, name: str) -> None:
-        """Adds the metadata of a tensor; its values are read by each run."""
-        self.tensors.append(tensor)
+        """Adds the memory and the metadata of a tensor; its values are read by each run."""
+        self.memory(tensor, name)
         self._leaves.append(tensor)
         state = self.metadata_of(tensor)
         self._leaf_states.append(state)
         self._leaf_names.append(name)
         for hooks in filter(None, state[1:]):
             self.size(hooks, f"the hooks of {name}")
+
+    def memory(self, tensor: Any, name: str) -> None:
+        """Adds the memory of a tensor: `x.data = value` gives a sharded one another local shard."""
+        self.tensors.append(tensor)
+        if "part" in vars(tensor):
+            self.reader(partial(itemgetter("part", "part"), vars(tensor)), f"{name}.data")
 
     def is_same(self) -> bool:
         """Returns whether all is as it was.

@@ -137,7 +137,7 @@ class ObjectWalk(abc.ABC):
         tensor = tensor_of(variable)
         if not variable.trainable and id(tensor) not in self.met:  # no autograd, no hooks
             self._meet(tensor)
-            self.held.tensors.append(tensor)
+            self.held.memory(tensor, title)
         for key in keys:
             self._add(found[key], title)
 

@@ -1,0 +1,144 @@
+"""Arrays, numbers, texts and memory of sharded tensors, which Python takes without an operator."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from shardcore.adapters.capture.recording.recorder import recording
+from shardcore.adapters.engine.moves.redistribution import full
+from shardcore.adapters.engine.tensor import ShardedTensor
+from shardcore.adapters.engine.writes import refresh, replace_memory
+from shardcore.adapters.torch_private import hides_subclasses
+from shardcore.domain.errors import StrategyError
+
+_REMEDY = (
+    "full_tensor() returns the full tensor, which all ranks call together; to_local() returns the "
+    "shard of this rank"
+)
+
+
+def _refused(name: str) -> Callable[..., Any]:
+    """Returns a method that refuses to hand out memory, which a sharded tensor has none of.
+
+    Torch's own code compares addresses, for instance those of the weights of a GRU: it gets that of
+    a tensor without memory, 0. `share_memory_` would end the process.
+    """
+    method: Callable[..., Any] = getattr(torch.Tensor, name)
+    is_safe = name != "share_memory_"
+
+    def refuse(tensor: ShardedTensor, *args: Any, **kwargs: Any) -> Any:
+        caller = _module_of_caller()
+        if is_safe and caller.partition(".")[0] == "torch":
+            return method(tensor, *args, **kwargs)
+        raise StrategyError(
+            f"{name}() needs the memory of the full tensor, but a tensor of shape "
+            f"{tensor.form.shape} in {tensor.form.layout} has none on one rank: {_REMEDY}."
+        )
+
+    refuse.__name__, refuse.__doc__ = name, f"Refuses: see torch.Tensor.{name}."
+    return refuse
+
+
+class HostAccess(ShardedTensor):
+    """The methods of a sharded tensor that read or write it without an operator.
+
+    All ranks call together those that return values, unless each rank has the full tensor.
+    """
+
+    @property
+    def data(self) -> Any:
+        """The tensor without its history; a new one replaces the memory, as on one device."""
+        return torch.Tensor.data.__get__(self)  # type: ignore[attr-defined]
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        replace_memory(self, value)
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """Returns the full tensor as an array."""
+        return self._read().numpy(force=force)
+
+    def tolist(self) -> Any:
+        """Returns the full tensor as a nest of lists."""
+        return self._read().tolist()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """Returns the full tensor for `from_dlpack` of other libraries."""
+        value = self if self.requires_grad else self._read()  # torch refuses the first
+        return torch.Tensor.__dlpack__(value, **options)
+
+    def __format__(self, spec: str) -> str:
+        """Returns a scalar as text; of other tensors, what `print` shows."""
+        return object.__format__(self, spec) if self.ndim else self.item().__format__(spec)
+
+    def apply_(self, function: Callable[[Any], Any]) -> Any:
+        """Replaces each number by what `function` returns for it; all ranks call it for each."""
+        return self._overwrite(lambda value: value.apply_(function))
+
+    def map_(self, other: torch.Tensor, function: Callable[[Any, Any], Any]) -> Any:
+        """Replaces each number by what `function` returns for it and that of `other`."""
+        plain = _plain(other)
+        return self._overwrite(lambda value: value.map_(plain, function))
+
+    def map2_(
+        self, x: torch.Tensor, y: torch.Tensor, function: Callable[[Any, Any, Any], Any]
+    ) -> Any:
+        """Replaces each number by what `function` returns for it and those of `x` and `y`."""
+        of_x, of_y = _plain(x), _plain(y)
+        return self._overwrite(lambda value: value.map2_(of_x, of_y, function))
+
+    def __float__(self) -> float:
+        return torch.Tensor.__float__(self._readable())
+
+    def __int__(self) -> int:
+        return torch.Tensor.__int__(self._readable())
+
+    def __index__(self) -> int:
+        return torch.Tensor.__index__(self._readable())
+
+    def __bool__(self) -> bool:
+        return torch.Tensor.__bool__(self._readable())
+
+    def __complex__(self) -> complex:
+        return torch.Tensor.__complex__(self._readable())
+
+    def _readable(self) -> torch.Tensor:
+        """Returns a tensor whose number can be read: the full one where no operator reaches us.
+
+        `torch.tensor([loss, loss])` reads numbers with the dispatch to subclasses turned off.
+        """
+        if not hides_subclasses():
+            return self
+        if recorder := recording():
+            recorder.read(self, "torch.tensor()")
+        refresh(self)
+        self.meet_to_read()
+        return full(self)
+
+    def _read(self) -> torch.Tensor:
+        self.meet_to_read()
+        return self.full_tensor().detach()
+
+    def _overwrite(self, write: Callable[[torch.Tensor], Any]) -> Any:
+        if recorder := recording():
+            recorder.read(self, "a function of Python for each number")
+        value = self._read().clone()
+        write(value)
+        return self.copy_(value)
+
+    data_ptr = _refused("data_ptr")
+    share_memory_ = _refused("share_memory_")
+    storage = _refused("storage")
+    untyped_storage = _refused("untyped_storage")
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, ShardedTensor) else tensor
+
+
+def _module_of_caller() -> str:
+    """Returns the name of the module that has called the function that calls this one."""
+    frame: Any = inspect.currentframe()
+    return str(frame.f_back.f_back.f_globals.get("__name__", ""))
