@@ -34,7 +34,43 @@ def _of_real_parts(
     return run
 
 
+# The dtypes that neither gloo nor NCCL moves, each with one that both reduce: sums, cast back, wrap
+# around as on one device. torch has no maximum of the unsigned ones, and no reduction of float8.
+_REDUCED_AS = {
+    torch.int16: torch.int32,
+    torch.uint16: torch.int32,
+    torch.uint32: torch.int64,
+    torch.uint64: torch.int64,
+    torch.float8_e4m3fn: torch.float32,
+    torch.float8_e4m3fnuz: torch.float32,
+    torch.float8_e5m2: torch.float32,
+    torch.float8_e5m2fnuz: torch.float32,
+    torch.float8_e8m0fnu: torch.float32,
+}
+
+
+def _in_wider_type(
+    reduce: Callable[Concatenate[torch.Tensor, str, P], torch.Tensor],
+) -> Callable[Concatenate[torch.Tensor, str, P], torch.Tensor]:
+    """Returns `reduce` for all dtypes: it reduces some in a wider one."""
+
+    @wraps(reduce)
+    def run(value: torch.Tensor, op: str, /, *args: P.args, **kwargs: P.kwargs) -> torch.Tensor:
+        dtype, wider = value.dtype, _REDUCED_AS.get(value.dtype)
+        if wider is None:
+            return reduce(value, op, *args, **kwargs)
+        return wait(reduce(value.to(wider), op, *args, **kwargs)).to(dtype)
+
+    return run
+
+
+def _movable(value: torch.Tensor) -> torch.Tensor:
+    """Returns `value`, or its bytes along its last dim if its dtype cannot be moved."""
+    return value.contiguous().view(torch.uint8) if value.dtype in _REDUCED_AS else value
+
+
 @_of_real_parts
+@_in_wider_type
 def all_reduce(value: torch.Tensor, op: str, group: "dist.ProcessGroup") -> torch.Tensor:
     """Returns the reduction of `value`; `op` is "sum", "max", "min" or "product"."""
     found: torch.Tensor = torch.ops._c10d_functional.all_reduce(value, op, group.group_name)
@@ -48,12 +84,14 @@ def all_gather(value: torch.Tensor, group: "dist.ProcessGroup") -> torch.Tensor:
     torch 2.10 to 2.15: gloo reads tensors of a GPU as if they were in the memory of the host, and
     the process crashes (pytorch issue 152645). Only in an all-gather: others copy to the host.
     """
+    dtype, value = value.dtype, _movable(value)
     by_host = value.device.type != "cpu" and runs_on_gloo(group.group_name, value.device)
     sent = value.cpu() if by_host else value.contiguous()
     found: torch.Tensor = torch.ops._c10d_functional.all_gather_into_tensor(
         sent, group.size(), group.group_name
     )
-    return wait(found).to(value.device) if by_host else found
+    found = wait(found).to(value.device) if by_host else found
+    return found.view(dtype) if found.dtype != dtype else found
 
 
 @cache
@@ -80,6 +118,7 @@ def _gathered(value: torch.Tensor, size: int, group: str) -> torch.Tensor:
 
 
 @_of_real_parts
+@_in_wider_type
 def reduce_scatter(value: torch.Tensor, op: str, group: "dist.ProcessGroup") -> torch.Tensor:
     """Returns this rank's part, along the first dim, of the reduction of `value`."""
     found: torch.Tensor = torch.ops._c10d_functional.reduce_scatter_tensor(
@@ -97,10 +136,13 @@ def all_to_all(
     `value` has the rows that this rank sends, those for the first rank first; `received` and `sent`
     have the numbers of rows from and for each rank.
     """
+    dtype, moved = value.dtype, _movable(value)
+    if moved.dtype != dtype and value.ndim == 1:  # its rows are bytes
+        received, sent = ([rows * dtype.itemsize for rows in each] for each in (received, sent))
     found: torch.Tensor = torch.ops._c10d_functional.all_to_all_single(
-        value.contiguous(), received, sent, group.group_name
+        moved.contiguous(), received, sent, group.group_name
     )
-    return found
+    return found.view(dtype) if found.dtype != dtype else found
 
 
 def wait(value: torch.Tensor) -> torch.Tensor:
