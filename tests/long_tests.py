@@ -63,6 +63,7 @@ LONG_TESTS = {
     "test_the_commands_of_the_page_print_what_it_shows[tutorials/transformer.md]": (
         "the other pages"
     ),
+    "idioms/test_tensor_walk.py::test_each_name_in_each_layout": "two of its layouts",
     "keras_distribution/test_keras_own_tests.py::"
     "test_the_same_tests_of_keras_pass_as_without_shardcore[saving]": "tests/distributed/files",
     "keras_distribution/test_keras_own_tests.py::"

@@ -41,7 +41,7 @@ def make(array, layout):
         parts = torch.stack([value * 0.25, value * 0.75])
         return shardcore.distribute_tensor(parts, ("model",) + (None,) * value.ndim).sum(0)
     axes = [None] * value.ndim
-    if layout in ("last", "first"):
+    if value.ndim and layout in ("last", "first"):
         axes[-1 if layout == "last" else 0] = "model"
     return shardcore.distribute_tensor(value, tuple(axes))
 

@@ -128,6 +128,9 @@ class HostAccess(ShardedTensor):
         write(value)
         return self.copy_(value)
 
+    # Libraries that find torch's functions for DLPack on a class would pass over `__dlpack__`.
+    __dlpack_c_exchange_api__ = None
+    const_data_ptr = _refused("const_data_ptr")
     data_ptr = _refused("data_ptr")
     share_memory_ = _refused("share_memory_")
     storage = _refused("storage")
