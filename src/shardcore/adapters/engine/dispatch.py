@@ -15,7 +15,7 @@ from shardcore.adapters.engine.plans.plan import Plan, with_tensors
 from shardcore.adapters.engine.plans.planning import planned
 from shardcore.adapters.engine.plans.task import Handler, Operator, Planner, operand
 from shardcore.adapters.engine.redistributed import Redistributed, find
-from shardcore.adapters.engine.tensor import ShardedTensor
+from shardcore.adapters.engine.tensor import ShardedTensor, is_dense
 from shardcore.adapters.engine.writes import note_view, refresh, run_full, run_full_and_store, write
 
 aten = torch.ops.aten
@@ -33,6 +33,10 @@ class _Route:
     results: str  # the kind of its results, of `torch_private.kind_of_results`
 
 
+class _HasSparse(Exception):  # noqa: N818 - no error: caught in this module
+    """Tells that an operand is sparse or nested, for which no rule is made."""
+
+
 def run(operator: Operator, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     """Runs `operator`; at least one operand is a sharded tensor."""
     route = _route(operator)
@@ -40,9 +44,12 @@ def run(operator: Operator, args: tuple[object, ...], kwargs: dict[str, object])
         return route(operator, *args, **kwargs)
     engine = _engine(args, kwargs)
     tensors: list[Any] = []
-    key = (route, *_key(args, tensors, engine, route.is_exact))
-    if kwargs:
-        key = (*key, *kwargs, *_key(kwargs.values(), tensors, engine, route.is_exact))
+    try:
+        key = (route, *_key(args, tensors, engine, route.is_exact))
+        if kwargs:
+            key = (*key, *kwargs, *_key(kwargs.values(), tensors, engine, route.is_exact))
+    except _HasSparse:
+        return _handled(run_full, operator, *args, **kwargs)
     known = [find(each) if each.memory.redistributed else None for each in tensors]
     if any(known):
         key = (*key, *((each.tensor.form, each.serves) if each else None for each in known))
@@ -98,16 +105,23 @@ def _decomposed(operator: Operator, *args: object, **kwargs: object) -> Any:
 
 def _handled(handler: Handler, operator: Operator, *args: object, **kwargs: object) -> Any:
     engine = _engine(args, kwargs)
+    all_dense = True
 
     def own(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal all_dense
         if isinstance(tensor, ShardedTensor):
             engine.check_mesh(tensor)
             refresh(tensor)
             return tensor
         adopted = engine.adopt(tensor)
+        all_dense = all_dense and is_dense(tensor)
         return tensor if adopted is None else adopted
 
     args, kwargs = torch_private.tree_map_only(torch.Tensor, own, (args, kwargs))
+    if not all_dense:
+        handler = run_full_and_store if torch_private.writes_others(operator) else run_full
+        writes = torch_private.writes_first(operator) and isinstance(args[0], ShardedTensor)
+        handler = run_full_and_store if writes else handler
     with torch.no_grad():
         return handler(operator, *args, **kwargs)
 
@@ -140,6 +154,8 @@ def _key(
         if kind is int or each is None:
             found.append(each)
         elif isinstance(each, torch.Tensor):
+            if not is_dense(each):
+                raise _HasSparse
             tensors.append(engine.as_sharded(each))
             found.append(tensors[-1].form)
         elif kind is float and not is_exact and each and isfinite(each):

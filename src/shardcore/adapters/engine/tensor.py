@@ -68,6 +68,11 @@ class Form:
         return self.strides == contiguous_strides(self.shape)
 
 
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Returns whether `tensor` may be sharded: sparse and nested ones are plain, on all ranks."""
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
 @attrs.define(eq=False)
 class Memory:
     """The state that a sharded tensor and its views share."""

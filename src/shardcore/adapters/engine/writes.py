@@ -13,7 +13,7 @@ from shardcore.adapters import fallback, torch_private
 from shardcore.adapters.capture.recording.functions import REPLACES_MEMORY
 from shardcore.adapters.capture.recording.recorder import recording
 from shardcore.adapters.engine.moves.redistribution import full, in_layout, local_shard, reduced
-from shardcore.adapters.engine.tensor import Copied, Memory, ShardedTensor
+from shardcore.adapters.engine.tensor import Copied, Memory, ShardedTensor, is_dense
 from shardcore.adapters.torch_private import is_view, tree_leaves, tree_map_only, written_operands
 from shardcore.adapters.torch_private.operators import Operator
 from shardcore.domain.derived_layouts import beside
@@ -196,10 +196,15 @@ def run_full(operator: Operator, *args: Any, **kwargs: object) -> Any:
         fallback.tell(operator, tensors)
     plain_args, plain_kwargs = tree_map_only(ShardedTensor, full, (args, kwargs))
     result = operator(*plain_args, **plain_kwargs)
-    wrapped = tree_map_only(torch.Tensor, tensors[0].engine.replicated, result)
+    engine = tensors[0].engine
+    wrapped = tree_map_only(
+        torch.Tensor, lambda each: engine.replicated(each) if is_dense(each) else each, result
+    )
     if is_view(operator) and isinstance(args[0], ShardedTensor):
         base, *numbers = args
         for at, each in enumerate(tree_leaves(wrapped)):
+            if not isinstance(each, ShardedTensor):
+                continue
 
             def take(tensor: torch.Tensor, at: int = at) -> Any:
                 return tree_leaves(operator(tensor, *numbers, **kwargs))[at]

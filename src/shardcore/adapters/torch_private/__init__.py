@@ -69,6 +69,7 @@ from shardcore.adapters.torch_private.trees import tree_map as tree_map
 from shardcore.adapters.torch_private.trees import tree_map_only as tree_map_only
 from shardcore.adapters.torch_private.unnamed_operators import ITEM as ITEM
 from shardcore.adapters.torch_private.unnamed_operators import LIST_NORM as LIST_NORM
+from shardcore.adapters.torch_private.unnamed_operators import PACK as PACK
 from shardcore.adapters.torch_private.unnamed_operators import SAFE_SOFTMAX as SAFE_SOFTMAX
 from shardcore.adapters.torch_private.unnamed_operators import SOFTMAX as SOFTMAX
 from shardcore.adapters.torch_private.unnamed_operators import SOFTMAX_BACKWARD as SOFTMAX_BACKWARD

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from shardcore.adapters.torch_private.dispatch_modes import OperatorListener
 
@@ -64,6 +65,11 @@ ITEM = _reached(lambda x: x.item())[0]
 TO_COPY = _reached(lambda x: x.to(torch.float64), 1)[0]
 # The last of three: a transpose, a copy and this.
 UNSAFE_VIEW = _reached(lambda x: x.detach().t().reshape(4), 2, 2)[-1]
+PACK = next(
+    each
+    for each in _reached(lambda x: pack_padded_sequence(x, torch.tensor([1])).data, 1, 1, 1)
+    if "pack" in each.name()
+)
 # The norms of a list of tensors.
 LIST_NORM = _reached(lambda x: torch.nn.utils.get_total_norm([x.detach()], foreach=True), 1)[0]
 

@@ -40,6 +40,12 @@ def _equal(operator: Operator, one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool(operator(one, other))
 
 
+def _pack(operator: Operator, *args: object, **kwargs: object) -> tuple[Any, torch.Tensor]:
+    """Packs padded sequences; recurrences read the sizes in C++, so these are plain."""
+    data, sizes = run_full(operator, *args, **kwargs)
+    return data, full(sizes)
+
+
 def _recurrent(operator: Operator, *args: object, **kwargs: object) -> Any:
     """Runs an LSTM of the CPU, which stores tensors for its gradient only if gradients are on."""
     with torch.enable_grad():
@@ -48,6 +54,7 @@ def _recurrent(operator: Operator, *args: object, **kwargs: object) -> Any:
 
 _OTHERS: dict[Any, Handler] = {
     torch_private.ITEM: _item,
+    torch_private.PACK: _pack,
     **by_operator(
         {
             "equal": _equal,
