@@ -95,7 +95,7 @@ def arguments(x):
 
 
 def _called(name, x, args):
-    """What a name gives, and the tensor after it, which it may have written into."""
+    """Returns what a name gives, and the tensor, which it may have written into."""
     torch.manual_seed(0)
     found = getattr(x, name)
     return (found(*args) if callable(found) else found), x
@@ -160,7 +160,7 @@ def _differ(found, expected):
 
 
 def problem(name, number, place, layout):
-    """What is wrong with a sharded tensor; empty for the result of one device, or our error."""
+    """Returns what is wrong; empty for the result of one device, or our error."""
     build = SELVES[number]
     expected = _plain(_called(name, build(), _arguments(name, number, place)))
     args = [

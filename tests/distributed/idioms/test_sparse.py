@@ -76,7 +76,7 @@ def packed(make):
     return found
 
 
-def split_at_places(make):
+def cut_at_places(make):
     places = make(np.array([1, 3]))
     return (
         torch.tensor_split(torch.tensor(A), places),
@@ -88,7 +88,7 @@ def split_at_places(make):
 
 IDIOMS = [
     *(products, gradients, made_of_dense, added, rows_of_an_embedding, nested),
-    *(transformer_with_padding, packed, split_at_places),
+    *(transformer_with_padding, packed, cut_at_places),
 ]
 
 

@@ -17,6 +17,7 @@ from shardcore.adapters.engine.plans.task import Handler, Operator, Planner, ope
 from shardcore.adapters.engine.redistributed import Redistributed, find
 from shardcore.adapters.engine.tensor import ShardedTensor, is_dense
 from shardcore.adapters.engine.writes import note_view, refresh, run_full, run_full_and_store, write
+from shardcore.domain.errors import StrategyError
 
 aten = torch.ops.aten
 
@@ -72,6 +73,8 @@ def run(operator: Operator, args: tuple[object, ...], kwargs: dict[str, object])
 def _route(operator: Operator) -> _Route | Handler:
     if operator in _ALIASES:
         return _alias
+    if torch_private.is_of_collectives(operator):
+        return _refuse_collective
     is_elementwise = torch_private.is_elementwise(operator)
     planner, handler = PLANNERS.get(operator), HANDLERS.get(operator, run_full)
     if planner is None and handler is run_full:
@@ -88,6 +91,15 @@ def _route(operator: Operator) -> _Route | Handler:
     if planner is None:
         return partial(_handled, handler)
     return _Route(planner, not is_elementwise, torch_private.kind_of_results(operator))
+
+
+def _refuse_collective(operator: Operator, *_args: object, **_kwargs: object) -> Any:
+    raise StrategyError(
+        f"A collective of torch.distributed ({operator}) got a sharded tensor, of which ranks have "
+        "other elements. A model under keras.distribution needs no DistributedDataParallel, no "
+        "FSDP and no collective of your own: its gradients are reduced already. Give collectives "
+        "plain tensors: to_local(), full_tensor()."
+    )
 
 
 def _alias(_operator: Operator, tensor: ShardedTensor) -> Any:

@@ -14,7 +14,7 @@ from shardcore.adapters.engine import differentiable, gradients, redistributed
 from shardcore.adapters.engine.engine import Engine, TensorClasses, process_groups
 from shardcore.adapters.engine.moves.gathering import GATHERED_BYTES, gathered_in_pieces
 from shardcore.adapters.engine.moves.redistribution import full, reduced
-from shardcore.adapters.engine.operators.movement.splits import split_at_numbers
+from shardcore.adapters.engine.operators.movement.places import read_places_by_operators
 from shardcore.adapters.engine.redistributed import UnshardedWeights
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import shard_beside
@@ -39,7 +39,7 @@ def open_engine(
 
     `weights`, `gathered` and `links` are the options of the strategies: see `builtin_plugins`.
     """
-    split_at_numbers()
+    read_places_by_operators()
     hosts = _hosts(f"weights={weights!r}, gathered={gathered!r}, links={dict(links)}")
     groups_of = {
         axis: tuple(

@@ -128,6 +128,18 @@ class HostAccess(ShardedTensor):
         write(value)
         return self.copy_(value)
 
+    def __tensor_flatten__(self) -> Any:
+        """Refuses to be traced: `torch.compile` would trace the operators of the full tensor."""
+        raise StrategyError(
+            "torch.compile() cannot trace sharded tensors: compile the train step of the model by "
+            "model.compile(..., jit_compile=True), or call the model without torch.compile()."
+        )
+
+    @staticmethod
+    def __tensor_unflatten__(*parts: object) -> Any:
+        """Is there so that torch asks `__tensor_flatten__` first."""
+        raise NotImplementedError
+
     # Libraries that find torch's functions for DLPack on a class would pass over `__dlpack__`.
     __dlpack_c_exchange_api__ = None
     const_data_ptr = _refused("const_data_ptr")

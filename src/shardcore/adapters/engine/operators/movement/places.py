@@ -1,4 +1,4 @@
-"""Splits at places in a sharded tensor, which torch reads in C++ before any operator runs."""
+"""Places in a sharded tensor at which `tensor_split` cuts, which torch reads in C++."""
 
 from functools import cache
 from typing import Any
@@ -7,8 +7,8 @@ import torch
 
 
 @cache
-def split_at_numbers() -> torch.library.Library:
-    """Has `torch.tensor_split(x, places)` read the places by `tolist()`, for all tensors of CPUs.
+def read_places_by_operators() -> torch.library.Library:
+    """Has `tensor_split(x, places)` read places by `tolist()`, for all tensors of CPUs.
 
     Torch reads their memory, and a sharded tensor has none.
 
@@ -17,11 +17,11 @@ def split_at_numbers() -> torch.library.Library:
     """
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     name = "tensor_split.tensor_indices_or_sections"
-    library.impl(name, _split, "AutogradCPU")  # type: ignore[no-untyped-call]
+    library.impl(name, _parts_between, "AutogradCPU")  # type: ignore[no-untyped-call]
     return library
 
 
-def _split(tensor: torch.Tensor, places: torch.Tensor, dim: int = 0) -> Any:
+def _parts_between(tensor: torch.Tensor, places: torch.Tensor, dim: int = 0) -> Any:
     if places.dtype is not torch.int64 or places.ndim > 1:
         raise ValueError(
             "tensor_split expected places or a number of parts as int64 of at most one dim, got "
