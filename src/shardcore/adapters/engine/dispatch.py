@@ -34,10 +34,6 @@ class _Route:
     results: str  # the kind of its results, of `torch_private.kind_of_results`
 
 
-class _HasSparse(Exception):  # noqa: N818 - no error: caught in this module
-    """Tells that an operand is sparse or nested, for which no rule is made."""
-
-
 def run(operator: Operator, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     """Runs `operator`; at least one operand is a sharded tensor."""
     route = _route(operator)
@@ -45,12 +41,9 @@ def run(operator: Operator, args: tuple[object, ...], kwargs: dict[str, object])
         return route(operator, *args, **kwargs)
     engine = _engine(args, kwargs)
     tensors: list[Any] = []
-    try:
-        key = (route, *_key(args, tensors, engine, route.is_exact))
-        if kwargs:
-            key = (*key, *kwargs, *_key(kwargs.values(), tensors, engine, route.is_exact))
-    except _HasSparse:
-        return _handled(run_full, operator, *args, **kwargs)
+    key = (route, *_key(args, tensors, engine, route.is_exact))
+    if kwargs:
+        key = (*key, *kwargs, *_key(kwargs.values(), tensors, engine, route.is_exact))
     known = [find(each) if each.memory.redistributed else None for each in tensors]
     if any(known):
         key = (*key, *((each.tensor.form, each.serves) if each else None for each in known))
@@ -131,9 +124,9 @@ def _handled(handler: Handler, operator: Operator, *args: object, **kwargs: obje
 
     args, kwargs = torch_private.tree_map_only(torch.Tensor, own, (args, kwargs))
     if not all_dense:
-        handler = run_full_and_store if torch_private.writes_others(operator) else run_full
-        writes = torch_private.writes_first(operator) and isinstance(args[0], ShardedTensor)
-        handler = run_full_and_store if writes else handler
+        written = torch_private.written_operands(operator, args, kwargs)
+        stores = any(isinstance(each, ShardedTensor) for each in written)
+        handler = run_full_and_store if stores else run_full
     with torch.no_grad():
         return handler(operator, *args, **kwargs)
 
@@ -151,7 +144,10 @@ def _engine(args: tuple[object, ...], kwargs: dict[str, object]) -> Engine:
 def _key(
     arguments: Iterable[Any], tensors: list[Any], engine: Engine, is_exact: bool
 ) -> list[Hashable]:
-    """Returns the key of a plan for `arguments`; `tensors` gets their tensors, all as sharded."""
+    """Returns the key of a plan for `arguments`; `tensors` gets their tensors, all as sharded.
+
+    It gets no sparse and no nested ones: these have no layout.
+    """
     found: list[Hashable] = []
     for each in arguments:
         if isinstance(each, ShardedTensor):
@@ -166,10 +162,11 @@ def _key(
         if kind is int or each is None:
             found.append(each)
         elif isinstance(each, torch.Tensor):
-            if not is_dense(each):
-                raise _HasSparse
-            tensors.append(engine.as_sharded(each))
-            found.append(tensors[-1].form)
+            if is_dense(each):
+                tensors.append(engine.as_sharded(each))
+                found.append(tensors[-1].form)
+            else:
+                found.append(run_full)  # whose key has no other plan
         elif kind is float and not is_exact and each and isfinite(each):
             found.append(float)
         elif isinstance(each, list | tuple):
@@ -188,6 +185,9 @@ def _plan(
     known: list[Redistributed | None],
     engine: Engine,
 ) -> Plan | Handler:
+    leaves = torch_private.tree_leaves((args, kwargs))
+    if not all(is_dense(each) for each in leaves if isinstance(each, torch.Tensor)):
+        return run_full
     numbers = enumerate(zip(tensors, known, strict=True))
     operands = iter(
         [operand(operator, each.form, number, other) for number, (each, other) in numbers]

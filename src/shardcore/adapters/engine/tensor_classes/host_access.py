@@ -138,7 +138,7 @@ class HostAccess(ShardedTensor):
     @staticmethod
     def __tensor_unflatten__(*parts: object) -> Any:
         """Is there so that torch asks `__tensor_flatten__` first."""
-        raise NotImplementedError
+        raise AssertionError("no sharded tensor is flattened")
 
     # Libraries that find torch's functions for DLPack on a class would pass over `__dlpack__`.
     __dlpack_c_exchange_api__ = None

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from shardcore.domain.errors import LayoutError
+
 
 @cache
 def read_places_by_operators() -> torch.library.Library:
@@ -23,7 +25,7 @@ def read_places_by_operators() -> torch.library.Library:
 
 def _parts_between(tensor: torch.Tensor, places: torch.Tensor, dim: int = 0) -> Any:
     if places.dtype is not torch.int64 or places.ndim > 1:
-        raise ValueError(
+        raise LayoutError(
             "tensor_split expected places or a number of parts as int64 of at most one dim, got "
             f"{places.dtype} of {places.ndim} dims."
         )
