@@ -20,7 +20,7 @@ settings.load_profile("shardcore")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks the tests that `make test` leaves out."""
     for item in items:
-        names = item.nodeid, item.nodeid.partition("[")[0]
+        names = item.nodeid, item.nodeid.partition("[")[0], item.nodeid.partition("::")[0]
         if any(name.endswith(tuple(LONG_TESTS)) for name in names):
             item.add_marker("long")
 

@@ -1,19 +1,28 @@
 """The distributed tests that `make test` leaves out, and `make test-long` runs.
 
-`make test` takes twenty minutes at most on two cores. Each of these takes a quarter of a minute or
-more, and a quicker one covers its subject.
+`make test` takes twenty minutes at most on two cores. A quicker test covers the subject of each of
+these, or a lane of its own does.
 """
 
-# By the end of the test's name, without its parameters if all count: what covers it in `make test`.
+# By the end of a test's name, without its parameters if all count, or by a file: what covers it.
 LONG_TESTS = {
     "capture/idioms/test_idioms.py::"
     "test_ordinary_programs_are_captured_on_two_ranks": "one process",
+    "capture/states/test_changers.py::test_a_step_sees_what_a_thread_or_a_signal_handler_changed": (
+        "code of the user before the step"
+    ),
     "capture/states/test_changers.py::"
     "test_a_step_sees_what_code_of_the_user_changed_on_two_ranks": "one process",
+    "capture/states/test_stale_states.py::"
+    "test_no_change_between_epochs_is_missed_on_two_ranks[manual-10]": "dtensor",
     "capture/test_captured.py::"
     "test_captured_steps_have_the_numbers_of_eager_ones[decoder-shape5]": (
         "the matrix of captured models"
     ),
+    "capture/test_captured.py::"
+    "test_captured_steps_have_the_numbers_of_eager_ones[mlp-shape2]": "the other meshes",
+    "capture/test_captured.py::"
+    "test_captured_steps_have_the_numbers_of_eager_ones[scaled-shape3]": "the other models",
     "capture/test_captured_changes.py::"
     "test_a_change_between_steps_is_seen_by_the_next_step[shape1-changes1]": "one process",
     "capture/test_captured_host.py::"
@@ -35,15 +44,23 @@ LONG_TESTS = {
     "eagerly[shape1-cases1]": "one process",
     "checkpoints/test_checkpoint_callback.py::"
     "test_a_fit_that_was_ended_goes_on_at_the_next_"
+    "step[arrays-7-options1-ended1-None]": "arrays-8",
+    "checkpoints/test_checkpoint_callback.py::"
+    "test_a_fit_that_was_ended_goes_on_at_the_next_"
+    "step[generator-9-options4-ended4-resumed4]": "arrays-8",
+    "checkpoints/test_checkpoint_callback.py::"
+    "test_a_fit_that_was_ended_goes_on_at_the_next_"
     "step[steps per epoch-6-options3-ended3-resumed3]": "arrays, generators",
-    "compiled/test_compiled_images.py::"
-    "test_a_compiled_step_converts_no_image_to_another_memory_format": "make bench",
+    "compiled/test_compiled_images.py": "compiled/test_compiled_steps.py",
+    "compiled/test_compiled_once.py": "compiled/test_compiled_steps.py",
+    "cuda/test_cuda_recurrent.py": "the matrix of layers",
     "data/test_sources.py::"
     "test_each_process_brings_its_own_rows[mesh1-dict-cuts1]": "the other meshes",
-    "ends/test_resumed_after_sigterm.py::"
-    "test_a_backup_at_sigterm_holds_the_step_of_the_epoch[last1-100]": "last0",
-    "ends/test_resumed_after_sigterm.py::"
-    "test_a_backup_at_sigterm_holds_the_step_of_the_epoch[last1-epoch]": "last0",
+    "data/test_sources.py::"
+    "test_the_whole_batch_on_every_process_from_any_source": "a rank's own rows",
+    "ends/test_resumed_after_sigterm.py": "ends/test_sigterm.py",
+    "failure/test_failure.py::"
+    "test_by_hand_an_orderly_end_is_quiet[together-new_interpreter]": "forked ranks",
     "failure/test_late_ranks.py::"
     "test_a_rank_whose_connection_breaks_names_the_rank_that_did_not_come": "a stopped rank",
     "failure/test_late_ranks.py::"
@@ -52,13 +69,24 @@ LONG_TESTS = {
     "test_collectives_of_the_users_own_that_do_not_match_are_said_to[True]": "False",
     "failure/test_late_ranks.py::"
     "test_of_ranks_that_wait_in_a_collective_the_lowest_says_for_whom[2]": "rank 0",
+    "failure/test_late_ranks.py::"
+    "test_rank_0_ends_too_if_another_process_holds_the_store_and_is_stopped": (
+        "ranks whose store does not answer"
+    ),
+    "files/test_backups.py::"
+    "test_each_rank_may_have_a_path_of_its_own_for_all_callbacks": "one path for all",
+    "files/test_kills.py": "make faults",
     "generation/test_while_loops.py::"
     "test_the_next_loop_sees_other_tensors_numbers_and_attributes": (
         "the tests of changes between steps"
     ),
-    "guides/test_benchmarks.py::"
-    "test_two_ranks_generate_the_tokens_of_one_process": "tests/distributed/generation",
+    "guides/test_benchmarks.py": "make bench",
+    "guides/test_docs.py::test_the_code_of_install_runs_in_a_new_interpreter": "the other pages",
     "guides/test_keras_guide.py::test_training": "tests/distributed/keras_distribution",
+    "guides/test_tutorials.py::"
+    "test_the_commands_of_the_page_print_what_it_shows[tutorials/one-to-eight.md]": (
+        "the other pages"
+    ),
     "guides/test_tutorials.py::"
     "test_the_commands_of_the_page_print_what_it_shows[tutorials/transformer.md]": (
         "the other pages"
@@ -73,24 +101,32 @@ LONG_TESTS = {
     "launch/test_taken_over.py::test_plans_and_estimates_of_another_process_are_those_of_a_fork": (
         "new interpreters that train"
     ),
+    "matrix/fast/test_captured.py::test_a_change_that_no_step_sees_is_found": "the other faults",
+    "matrix/fast/test_captured.py::test_compiled": "compiled/test_compiled_steps.py",
+    "matrix/fast/test_captured.py::test_over_four_ranks_of_which_some_have_more_rows": "two ranks",
     "matrix/fast/test_captured.py::"
     "test_over_two_ranks[captured models]": "tests/distributed/traffic",
-    "matrix/fast/test_parity.py::"
-    "test_each_fault_is_reported_and_the_next_case_runs": "tests/matrix/fast/test_matrix_bites.py",
+    "matrix/fast/test_captured.py::test_over_two_ranks[captured optimizers]": "one device",
+    "matrix/fast/test_manual.py": "the contract of manual",
+    "matrix/fast/test_matrix_bites.py": "the matrices themselves",
+    "matrix/fast/test_parity.py": "the matrices themselves",
     "operators/test_engine_operators.py::"
     "test_operators_give_what_they_give_on_plain_tensors[2-LocalShards]": "three ranks",
     "passes/test_capture_memory.py::"
     "test_a_step_of_a_language_model_holds_less_captured": "the other models",
-    "planning/test_layout_search.py::"
-    "test_a_layout_of_the_table_has_the_options_with_which_it_was_priced": "the other searches",
-    "planning/test_layout_search.py::"
-    "test_all_layouts_of_a_search_share_one_built_model": "the other searches",
+    "planning/test_layout_search.py": "planning/test_policies.py",
+    "planning/test_memory_estimate.py::"
+    "test_the_estimate_is_what_torch_allocates_on_a_rank": "the other estimates",
     "planning/test_plan_shown.py::test_the_code_of_the_document_runs": "the other pages",
     "planning/test_policies.py::"
     "test_each_policy_gives_the_numbers_of_one_device_and_the_bytes_of_its_"
     "plan[dtensor-4]": "two ranks",
+    "planning/test_policies.py::"
+    "test_tensor_parallel_blocks_reduce_four_times": "traffic/test_moved_tensor_parallel.py",
     "planning/test_traced_steps.py::"
     "test_a_traced_step_moves_what_real_ranks_move[decoder-4]": "the MLP and the experts",
+    "planning/test_traced_steps.py::"
+    "test_a_traced_step_moves_what_real_ranks_move[mlp-2]": "the experts",
     "planning/test_traced_steps.py::"
     "test_blocks_that_a_trace_leaves_out_cost_what_they_cost_in_a_full_trace": (
         "blocks whose small weights are held"
@@ -99,8 +135,16 @@ LONG_TESTS = {
     "test_blocks_with_generated_names_are_traced_once": "blocks whose small weights are held",
     "planning/test_traced_steps.py::"
     "test_four_blocks_of_a_decoder_show_the_others": "blocks whose small weights are held",
+    "precision/test_loss_scaling.py::test_a_compiled_step_skips_the_same_steps": "captured steps",
     "precision/test_loss_scaling.py::"
     "test_ranks_skip_the_steps_that_one_device_skips[manual-shape1]": "dtensor",
+    "strategies/test_contract.py::TestManual::test_a_file_is_that_of_one_device": "dtensor",
+    "strategies/test_contract.py::"
+    "TestManual::test_both_at_once_give_the_numbers_of_one_device": "dtensor",
+    "strategies/test_contract.py::TestManual::test_four_ranks_keep_every_promise": "dtensor",
+    "strategies/test_contract.py::"
+    "TestManual::test_model_parallel_gives_the_numbers_of_one_device": "dtensor",
+    "strategies/test_contract_bites.py": "the contract itself",
     "strategies/test_install_environment.py::"
     "test_a_keras_that_cannot_be_imported_is_an_error_that_says_what_is_missing": (
         "the other environments"
@@ -109,20 +153,26 @@ LONG_TESTS = {
     "test_a_torch_without_distributed_gives_single_and_the_reason": "the other environments",
     "strategies/test_manual.py::"
     "test_without_dtensor_auto_takes_it_and_says_why": "the other environments",
-    "strategies/test_nothing_left.py::test_a_process_is_as_before[1-loaded-]": "operators, at exit",
-    "strategies/test_nothing_left.py::"
-    "test_a_process_is_as_before[2-loaded-apart2]": "operators, at exit",
+    "strategies/test_nothing_left.py": "strategies/test_install.py",
+    "traffic/test_moved_context_parallel.py": "cuda/test_cuda_attention.py",
     "traffic/test_moved_deferred_metrics.py::"
     "test_an_epoch_reduces_its_loss_and_metrics_once[manual]": "dtensor",
-    "traffic/test_moved_expert_parallel.py::"
-    "test_each_way_has_the_numbers_of_one_device[2]": "four ranks",
+    "traffic/test_moved_deferred_metrics.py::"
+    "test_results_that_one_rank_reads_are_reduced_on_all": "an epoch that all ranks read",
+    "traffic/test_moved_expert_parallel.py": "planning/test_traced_steps.py, with experts",
     "traffic/test_moved_tensor_parallel.py::"
     "test_a_block_takes_four_all_reduces[mesh2]": "the other meshes",
+    "traffic/test_moved_tensor_parallel.py::"
+    "test_a_block_takes_four_pairs_of_a_gather_and_a_scatter": "four all-reduces",
     "traffic/test_moved_tensor_parallel.py::"
     "test_a_recorded_step_of_uneven_rows_moves_the_same": "even rows",
     "training/test_remat.py::"
     "test_captured_steps_hold_less_and_have_the_numbers_of_one_"
     "device[manual-mesh2-rules2-scope2]": "dtensor",
     "training/test_training.py::"
+    "test_the_numbers_are_those_of_one_device_on_every_rank[cnn-4x1]": "the matrix of layers",
+    "training/test_training.py::"
     "test_the_numbers_are_those_of_one_device_on_every_rank[gru-1x2]": "the matrix of layers",
+    "training/test_training.py::"
+    "test_weights_under_a_mask_count_as_on_one_device": "the matrix of losses",
 }
