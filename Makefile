@@ -112,7 +112,7 @@ distributed-dtensor: $(VENV)/.installed
 	$(VENV)/bin/python -m pytest $(RANKS_AT_A_TIME) -m "not long" tests/matrix tests/distributed --durations=20
 
 test-long: $(VENV)/.installed
-	$(call headline,the distributed tests that make test leaves out: ten minutes)
+	$(call headline,the distributed tests that make test leaves out: a quarter of an hour)
 	$(VENV)/bin/python -m pytest $(RANKS_AT_A_TIME) -m long tests/matrix tests/distributed --durations=20
 
 distributed-manual: $(VENV)/.installed
