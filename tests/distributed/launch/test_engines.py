@@ -98,6 +98,25 @@ def test_engines_that_cannot_be_ranks_are_refused(monkeypatch, client, devices, 
         shardcore.join_engines(client, devices)
 
 
+class Busy:
+    """What ipyparallel gives for a call of an engine that runs a cell."""
+
+    def apply_async(self, function):
+        return self
+
+    def wait(self, timeout):
+        assert timeout > 0
+
+    def ready(self):
+        return False
+
+
+def test_an_engine_that_runs_a_cell_is_named_in_time(monkeypatch):
+    monkeypatch.setattr(Client, "__getitem__", lambda client, number: Busy())
+    with pytest.raises(EnvironmentProblem, match=r"Engine 3 has not answered .* for 30 s: wait for"):
+        shardcore.join_engines(Client([3]))
+
+
 def test_a_missing_ipyparallel_is_an_error_with_its_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "ipyparallel", None)
     with pytest.raises(EnvironmentProblem, match=r"pip install 'shardcore\[notebook\]'"):

@@ -18,6 +18,8 @@ from shardcore.domain.job import resolve_job
 from shardcore.reporting.status import EngineRank, EnginesStatus
 
 _LOOK_SECONDS = 0.05
+# In these an engine that runs no cell tells its facts.
+_ANSWER_SECONDS = 30.0
 _START = "cluster = ipyparallel.Cluster(n=2); client = cluster.start_and_connect_sync()"
 
 
@@ -128,7 +130,19 @@ def _chosen(client: Any, devices: int | None) -> tuple[int, ...]:
 
 
 def _asked(client: Any, number: int) -> EngineFacts:
-    facts: EngineFacts = _result(client[number].apply_async(EngineFacts.here), f"engine {number}")
+    """Returns the facts of an engine, which runs one cell after the other.
+
+    Raises:
+        EnvironmentProblem: If it does not answer in time.
+    """
+    asked = client[number].apply_async(EngineFacts.here)
+    asked.wait(_ANSWER_SECONDS)
+    if not asked.ready():
+        raise EnvironmentProblem(
+            f"Engine {number} has not answered join_engines() for {_ANSWER_SECONDS:g} s: wait for "
+            "the cell that it runs, or start a new cluster."
+        )
+    facts: EngineFacts = _result(asked, f"engine {number}")
     return facts
 
 

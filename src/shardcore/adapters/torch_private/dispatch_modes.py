@@ -123,7 +123,7 @@ def active_mode() -> str:
 
     A mode sees operators, or what autograd saves, and may change both. `torch.device` is a mode
     too, and changes no more than the default device.
-    torch 2.11 to 2.15: the stacks of modes and of hooks have no public names.
+    torch 2.10 to 2.15: the stacks of modes and of hooks have no public names.
     """
     for mode in _get_current_dispatch_mode_stack():
         if not isinstance(mode, _OfPlainTensors):

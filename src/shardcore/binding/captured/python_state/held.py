@@ -47,9 +47,10 @@ class Held:
     _owners: list[Any] = attrs.field(factory=list, init=False)
     _kinds: list[type] = attrs.field(factory=list, init=False)
     _owner_names: list[str] = attrs.field(factory=list, init=False)
-    # What reads the `__dict__` of an object, and the dict.
+    # What reads the `__dict__` of an object, the dict, and the name of the object.
     _namespace_readers: list[Callable[[], Any]] = attrs.field(factory=list, init=False)
     _namespaces: list[Any] = attrs.field(factory=list, init=False)
+    _namespace_names: list[str] = attrs.field(factory=list, init=False)
     # Copies of contents.
     _contents: list[tuple[str, Callable[[], Any], Any]] = attrs.field(factory=list, init=False)
     # Tensors that are held, and those among them whose metadata is compared.
@@ -117,10 +118,11 @@ class Held:
         self._kinds.append(type(owner))
         self._owner_names.append(name)
 
-    def namespace(self, read: Callable[[], dict[str, Any]]) -> None:
-        """Adds the `__dict__` of the object that was added last, which may be replaced."""
+    def namespace(self, read: Callable[[], dict[str, Any]], name: str) -> None:
+        """Adds the `__dict__` of an object, which may be replaced by another dict."""
         self._namespace_readers.append(read)
         self._namespaces.append(read())
+        self._namespace_names.append(name)
 
     def content(self, copy: Callable[[], Any], name: str) -> None:
         """Adds what a function copies."""
@@ -175,8 +177,8 @@ class Held:
             if type(owner) is not kind:
                 yield f"the class of {name}"
         yield from self._changed_values()
-        if not all(map(is_, [read() for read in self._namespace_readers], self._namespaces)):
-            yield "the `__dict__` of an object"
+        dicts = zip(self._namespace_names, self._namespace_readers, self._namespaces, strict=True)
+        yield from (f"the `__dict__` of {name}" for name, read, then in dicts if read() is not then)
         tensors = zip(self._leaf_names, self._leaves, self._leaf_states, strict=True)
         yield from (
             f"requires_grad or a hook of {name}"

@@ -224,7 +224,7 @@ class ObjectWalk(abc.ABC):
             self._attributes(found, title, is_library)
             self.held.kind(owner, title)
             if not is_library:
-                self.held.namespace(namespace_reader(owner))
+                self.held.namespace(namespace_reader(owner), title)
         for key, slot in objects.slots_of(kind):
             if self._counts(key):
                 self.held.read(partial(slot.__get__, owner), f"attribute {key!r} of {name}")
