@@ -27,6 +27,11 @@ class Reports:
     _seconds: float = attrs.field(default=0.0, init=False)
     _said: set[str] = attrs.field(factory=set, init=False)
 
+    @property
+    def step(self) -> str:
+        """The step, for errors of several ranks."""
+        return f"{self.name} of model {self.trainer.name!r}"
+
     def recorded(self, seconds: float) -> None:
         """Logs once that recording takes long, after a step of `seconds`; Inductor logs itself."""
         before, self._seconds = self._seconds, self._seconds + seconds

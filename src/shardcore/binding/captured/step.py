@@ -85,7 +85,7 @@ class CapturedStep:
         """
         last, self._last = self._last, None
         entry = self._entry(data, session, mode) if self._is_wanted(data) else None
-        if entry is None:
+        if entry is None or self._is_in_mode(session):
             return step()
         before = last.program if follows and last is not None and entry is last.entry else None
         if before is None:
@@ -136,17 +136,19 @@ class CapturedStep:
         return outputs
 
     def _is_wanted(self, data: object) -> bool:
-        """Returns whether neither `compile()`, the batch nor a mode of torch rules it out."""
+        """Returns whether neither `compile()` nor the batch rules it out."""
         asked = self.trainer.jit_compile
         is_main = threading.current_thread() is threading.main_thread()
         if self.trainer.run_eagerly or not is_main or self.capture.is_recording():
             return False  # a step within a step is part of it
-        is_wanted = asked is True or isinstance(asked, keras_private.Auto)
-        if not is_wanted or not are_plain(data):
-            return False
+        return (asked is True or isinstance(asked, keras_private.Auto)) and are_plain(data)
+
+    def _is_in_mode(self, session: Session | None) -> bool:
+        """Returns whether a mode of torch is active, on all ranks: a program would not call it."""
         if mode := self.capture.active_mode():
+            meet_changed(self._reports.step, f"the active mode of torch ({mode})", session)
             self._reports.refused(f"{mode} is active, which a captured step would not call")
-        return not mode
+        return bool(mode)
 
     def _entry(self, data: object, session: Session | None, mode: str) -> CacheEntry | None:
         """Returns the entry for batches like `data`; None if there are too many kinds."""
@@ -171,8 +173,8 @@ class CapturedStep:
         change = "" if entry.guard is None else entry.guard.change()
         if not change:
             return
-        if entry.programs and session is not None and session.mesh.size > 1:
-            meet_changed(f"{self.name} of model {self.trainer.name!r}", change, session)
+        if entry.programs:
+            meet_changed(self._reports.step, change, session)
         self._reports.changed(change)
         self._called.forget()  # functions that were replaced run no more
         entry.after(Event.CHANGED)

@@ -19,7 +19,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import shardcore
-from shardcore.testing import run_ranks
+from shardcore.testing import RankFailed, run_ranks
+from tests.distributed.programs import distribute
 
 
 def of_an_exception():
@@ -403,3 +404,15 @@ def test_a_loop_of_the_user_may_change_state_within_an_epoch():
 
     ((eager, captured),) = run_ranks(program, 1)
     assert captured == eager
+
+
+def test_a_mode_on_one_rank_is_an_error_that_names_the_rank_and_the_mode(monkeypatch):
+    monkeypatch.setenv("SHARDCORE_TIMEOUT", "5")
+
+    def program(rank):
+        distribute((2, 1))
+        return losses_in(DoubledBelow if rank == 0 else contextlib.nullcontext, "auto")
+
+    message = r"Rank 0 records train_step .* the active mode of torch \(DoubledBelow\)"
+    with pytest.raises(RankFailed, match=message):
+        run_ranks(program, 2)
