@@ -1,7 +1,7 @@
 """The distributed tests that `make test` leaves out, and `make test-long` runs.
 
-`make test` takes twenty minutes at most on two cores. A quicker test covers the subject of each of
-these, or a lane of its own does.
+`make test` takes twenty minutes at most on two cores. A quicker test, or another target of make,
+covers the subject of each of these.
 """
 
 # By the end of a test's name, without its parameters if all count, or by a file: what covers it.
