@@ -99,7 +99,7 @@ def test_engines_that_cannot_be_ranks_are_refused(monkeypatch, client, devices, 
 
 
 class Busy:
-    """What ipyparallel gives for a call of an engine that runs a cell."""
+    """A view of an engine that runs a cell, and the result that is not there."""
 
     def apply_async(self, function):
         return self
