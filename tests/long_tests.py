@@ -14,6 +14,8 @@ LONG_TESTS = {
     "capture/states/test_changers.py::"
     "test_a_step_sees_what_code_of_the_user_changed_on_two_ranks": "one process",
     "capture/states/test_stale_states.py::"
+    "test_no_change_between_epochs_is_missed_on_two_ranks[dtensor-3]": "make states",
+    "capture/states/test_stale_states.py::"
     "test_no_change_between_epochs_is_missed_on_two_ranks[manual-10]": "dtensor",
     "capture/test_captured.py::"
     "test_captured_steps_have_the_numbers_of_eager_ones[decoder-shape5]": (
@@ -51,11 +53,14 @@ LONG_TESTS = {
     "checkpoints/test_checkpoint_callback.py::"
     "test_a_fit_that_was_ended_goes_on_at_the_next_"
     "step[steps per epoch-6-options3-ended3-resumed3]": "arrays, generators",
+    "compiled/test_compiled.py": "compiled/test_compiled_steps.py",
     "compiled/test_compiled_images.py": "compiled/test_compiled_steps.py",
     "compiled/test_compiled_once.py": "compiled/test_compiled_steps.py",
     "cuda/test_cuda_recurrent.py": "the matrix of layers",
     "data/test_sources.py::"
     "test_each_process_brings_its_own_rows[mesh1-dict-cuts1]": "the other meshes",
+    "data/test_sources.py::"
+    "test_every_way_of_giving_data_with_a_last_batch_smaller_than_the_mesh": "the other sources",
     "data/test_sources.py::"
     "test_the_whole_batch_on_every_process_from_any_source": "a rank's own rows",
     "ends/test_resumed_after_sigterm.py": "ends/test_sigterm.py",
@@ -91,7 +96,9 @@ LONG_TESTS = {
     "test_the_commands_of_the_page_print_what_it_shows[tutorials/transformer.md]": (
         "the other pages"
     ),
+    "idioms/test_refusals.py::test_wrappers_and_collectives_of_torch[manual]": "dtensor",
     "idioms/test_tensor_walk.py::test_each_name_in_each_layout": "two of its layouts",
+    "idioms/test_tensor_walk.py::test_each_name_of_a_tensor[first-manual]": "dtensor",
     "keras_distribution/test_keras_own_tests.py::"
     "test_the_same_tests_of_keras_pass_as_without_shardcore[saving]": "tests/distributed/files",
     "keras_distribution/test_keras_own_tests.py::"
@@ -104,6 +111,7 @@ LONG_TESTS = {
     "matrix/fast/test_captured.py::test_a_change_that_no_step_sees_is_found": "the other faults",
     "matrix/fast/test_captured.py::test_compiled": "compiled/test_compiled_steps.py",
     "matrix/fast/test_captured.py::test_over_four_ranks_of_which_some_have_more_rows": "two ranks",
+    "matrix/fast/test_captured.py::test_over_two_ranks[captured layers]": "one device",
     "matrix/fast/test_captured.py::"
     "test_over_two_ranks[captured models]": "tests/distributed/traffic",
     "matrix/fast/test_captured.py::test_over_two_ranks[captured optimizers]": "one device",
@@ -121,6 +129,9 @@ LONG_TESTS = {
     "planning/test_policies.py::"
     "test_each_policy_gives_the_numbers_of_one_device_and_the_bytes_of_its_"
     "plan[dtensor-4]": "two ranks",
+    "planning/test_policies.py::"
+    "test_each_policy_gives_the_numbers_of_one_device_and_the_bytes_of_its_"
+    "plan[manual-2]": "dtensor",
     "planning/test_policies.py::"
     "test_tensor_parallel_blocks_reduce_four_times": "traffic/test_moved_tensor_parallel.py",
     "planning/test_traced_steps.py::"
@@ -141,9 +152,12 @@ LONG_TESTS = {
     "strategies/test_contract.py::TestManual::test_a_file_is_that_of_one_device": "dtensor",
     "strategies/test_contract.py::"
     "TestManual::test_both_at_once_give_the_numbers_of_one_device": "dtensor",
+    "strategies/test_contract.py::"
+    "TestManual::test_data_parallel_gives_the_numbers_of_one_device": "dtensor",
     "strategies/test_contract.py::TestManual::test_four_ranks_keep_every_promise": "dtensor",
     "strategies/test_contract.py::"
     "TestManual::test_model_parallel_gives_the_numbers_of_one_device": "dtensor",
+    "strategies/test_contract.py::TestSingle::test_a_file_is_that_of_one_device": "dtensor",
     "strategies/test_contract_bites.py": "the contract itself",
     "strategies/test_install_environment.py::"
     "test_a_keras_that_cannot_be_imported_is_an_error_that_says_what_is_missing": (
@@ -166,6 +180,16 @@ LONG_TESTS = {
     "test_a_block_takes_four_pairs_of_a_gather_and_a_scatter": "four all-reduces",
     "traffic/test_moved_tensor_parallel.py::"
     "test_a_recorded_step_of_uneven_rows_moves_the_same": "even rows",
+    "training/test_adoption.py::"
+    "test_a_loop_takes_a_model_an_optimizer_and_a_metric_of_before[momentum-1]": "adam",
+    "training/test_adoption.py::"
+    "test_a_loop_takes_a_model_an_optimizer_and_a_metric_of_before[rmsprop-0]": "adam",
+    "training/test_adoption.py::"
+    "test_a_loop_takes_a_model_an_optimizer_and_a_metric_of_before[rmsprop-1]": "adam",
+    "training/test_adoption.py::"
+    "test_a_model_that_was_trained_on_one_device_goes_on_in_shards[rmsprop-mesh0]": "adam",
+    "training/test_adoption.py::"
+    "test_a_model_that_was_trained_on_one_device_goes_on_in_shards[rmsprop-mesh1]": "adam",
     "training/test_remat.py::"
     "test_captured_steps_hold_less_and_have_the_numbers_of_one_"
     "device[manual-mesh2-rules2-scope2]": "dtensor",
