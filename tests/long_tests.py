@@ -14,8 +14,6 @@ LONG_TESTS = {
     "capture/states/test_changers.py::"
     "test_a_step_sees_what_code_of_the_user_changed_on_two_ranks": "one process",
     "capture/states/test_stale_states.py::"
-    "test_no_change_between_epochs_is_missed_on_two_ranks[dtensor-3]": "make states",
-    "capture/states/test_stale_states.py::"
     "test_no_change_between_epochs_is_missed_on_two_ranks[manual-10]": "dtensor",
     "capture/test_captured.py::"
     "test_captured_steps_have_the_numbers_of_eager_ones[decoder-shape5]": (
