@@ -7,9 +7,11 @@ interpreter, needs one all the same.
 import atexit
 import contextlib
 import gc
+import importlib
 import logging
 import multiprocessing
 import os
+import pkgutil
 import runpy
 import signal
 import subprocess
@@ -22,10 +24,23 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import torch
 
+import shardcore
 from shardcore.adapters.job.forked_ranks import free_port
 
 Words = Sequence[str | os.PathLike[str]]
+
+
+def load() -> None:
+    """Imports all of shardcore, and Keras' optimizers for torch: forked ranks find them loaded."""
+    for module in pkgutil.walk_packages(shardcore.__path__, "shardcore."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    # Keras loads its optimizers for torch with the first. On the CPU, as this process forks.
+    with keras.device("cpu"):
+        keras.optimizers.SGD()
+    torch.set_num_threads(1)
 
 
 class Program:

@@ -3,9 +3,6 @@
 It has one thread, as ranks have: of several, each rounds where it ends, on any machine elsewhere.
 """
 
-import importlib
-import pkgutil
-
 import pytest
 
 # The test files that `make gpu` runs: training, files, captured steps, policies, faults.
@@ -23,19 +20,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.stem.removeprefix("test_") in ON_GPUS:
             item.add_marker("gpu")
-    _load()
+    from tests import warm
 
-
-def _load() -> None:
-    import keras
-    import torch
-
-    import shardcore
-
-    for module in pkgutil.walk_packages(shardcore.__path__, "shardcore."):
-        if not module.name.endswith("__main__"):
-            importlib.import_module(module.name)
-    # Keras loads its optimizers for torch with the first. On the CPU, as this process forks.
-    with keras.device("cpu"):
-        keras.optimizers.SGD()
-    torch.set_num_threads(1)
+    warm.load()

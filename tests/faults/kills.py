@@ -193,6 +193,7 @@ def run_on_fewer(kind: str, seed: int = 0) -> list[Kind]:
 
 def kinds(kills: int, seed: int = 0, only: Iterable[str] = KINDS) -> Iterator[Kind]:
     """Yields the kinds of kills for each kind of checkpoint."""
+    warm.load()
     for kind in only:
         yield from tried(f"{kind}, kills", kills, partial(run, kind, kills, seed))
         fewer = f"{kind}, killed on 4 ranks, resumed on 2"

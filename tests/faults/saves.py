@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from shardcore.testing import RankFailed, run_ranks
+from tests import warm
 from tests.faults.kinds import Kind
 from tests.faults.ways import STEPS, WAYS, X, build, distribute, is_resumed, load, save, saver
 
@@ -171,6 +172,7 @@ def run(way, ranks, kills, seed=0):
 
 def kinds(kills, seed=0, only=WAYS):
     """Yields each way to save, on one rank and on two."""
+    warm.load()
     for way in only:
         for ranks in (1, 2):
             yield run(way, ranks, kills, seed)
