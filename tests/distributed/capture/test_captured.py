@@ -1,5 +1,7 @@
 """A captured step has the numbers of the eager one."""
 
+import logging
+
 import keras
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from tests.distributed.capture.steps import (
     decoder,
     is_real,
     lstm,
+    messages,
     mlp,
     plain_mlp,
     reasons,
@@ -215,3 +218,35 @@ def test_fits_with_validation_and_callbacks_are_recorded_once_for_each_kind_of_b
     for (eager, _), (captured, runs) in run_ranks(program, 2):
         assert_equal(captured, eager)
         assert runs[2] == 0
+
+
+# Without a parent: pytest gives the root logger handlers with streams, which no guard compares.
+LOG = logging.Logger("of a layer")
+LOG.addHandler(logging.NullHandler())
+
+
+class AsksForALevel(Spy):
+    def call(self, x):
+        LOG.isEnabledFor(logging.DEBUG)
+        return super().call(x)
+
+
+class Logs(Spy):
+    def call(self, x):
+        LOG.warning("called")
+        return super().call(x)
+
+
+@pytest.mark.parametrize(("layer", "count"), [(AsksForALevel, 0), (Logs, 1)])
+def test_a_captured_step_that_logs_says_that_it_logs_no_more(layer, count):
+    def program(rank):
+        begin(None)
+        said = messages(logging.INFO)
+        model = keras.Sequential([keras.Input((4,)), layer(), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        for _ in range(5):
+            model.train_on_batch(np.ones((4, 4)), np.ones((4, 1)))
+        return said
+
+    (said,) = run_ranks(program, 1)
+    assert ["its log messages are not repeated" in message for message in said] == [True] * count

@@ -1,8 +1,10 @@
 """A step that cannot be captured runs eagerly, on all ranks, and says once why."""
 
+import multiprocessing
 import os
 import random
 import sys
+import time
 
 import attrs
 import keras
@@ -118,6 +120,29 @@ class CountsByKeras(Spy):
         return found * keras.ops.cast(keras.ops.sum(counts), found.dtype)
 
 
+class ReadsAVariable(Spy):
+    def build(self, shape):
+        super().build(shape)
+        self.scale = self.add_weight(shape=(2,), trainable=False, name="scale")
+
+    def call(self, x):
+        return super().call(x) * float(self.scale.numpy().sum()) if is_real(x) else super().call(x)
+
+
+class TakesTime(Spy):
+    def call(self, x):
+        time.perf_counter()
+        return super().call(x)
+
+
+class TakesALock(Spy):
+    lock = multiprocessing.Lock()
+
+    def call(self, x):
+        with self.lock:
+            return super().call(x)
+
+
 NOT_HELD = torch.ones(4)
 
 
@@ -131,6 +156,9 @@ class ReadsUnguarded(Spy):
     [
         (ReadsValues, "reads values on the host"),
         (CountsByKeras, "Keras computes it so, and a step with it cannot be captured"),
+        (ReadsAVariable, "test_not_captured.py"),
+        (TakesTime, "time steps in a callback"),
+        (TakesALock, "take the lock outside of the step"),
         (Counts, "attribute 'count' of Counts"),
         (Draws, "it reads sys.modules"),
         (DrawsFromGlobal, "global variable 'RNG'"),

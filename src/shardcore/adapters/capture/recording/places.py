@@ -1,5 +1,6 @@
 """The line of Python that a recorded step is at, for messages."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -10,6 +11,15 @@ from shardcore.ports.measurement.trace_context import layer_scope
 
 # The folders of torch and shardcore.
 _PACKAGES = str(Path(torch.__file__).parent), str(Path(__file__).parents[3])
+# Keras' files that convert, read and assign what their caller names: the caller's line says more.
+_CONVERSIONS = tuple(
+    os.path.join("keras", "src", *path)
+    for path in (
+        ("backend", "common", "variables.py"),
+        ("backend", "torch", "core.py"),
+        ("ops", "core.py"),
+    )
+)
 
 
 def place() -> str:
@@ -21,8 +31,12 @@ def place() -> str:
 
 
 def _line() -> str:
-    """Returns the line of Python, outside torch and shardcore, that is running."""
+    """Returns the line of Python, outside torch, shardcore and conversions, that is running."""
     frame = sys._getframe(1)  # noqa: SLF001 - the name is documented, for uses like this one
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGES):
+    while frame.f_back is not None and _is_skipped(frame.f_code.co_filename):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _is_skipped(file: str) -> bool:
+    return file.startswith(_PACKAGES) or file.endswith(_CONVERSIONS)

@@ -19,7 +19,6 @@ from shardcore.ports.capture import Observer
 
 # Code that has no file: of modules that Python contains, and methods that attrs makes.
 _GENERATED = re.compile(r"<(?:frozen|attrs generated \w+) ([\w.]+)>")
-_REMEDY = "pass that in the batch, or keep it in a variable"
 
 
 @attrs.define(eq=False)
@@ -188,7 +187,7 @@ class ObservedCalls:
                 )
                 why = f"calls {name}(), which reads what no guard compares" if is_refused else ""
             if why:
-                raise NotCaptured(f"{self._caller(name)} {why}: {_REMEDY}")
+                raise NotCaptured(f"{self._caller(name)} {why}: {rules.remedy(name)}")
 
     def _is_named(self, function: object, name: str) -> bool:
         """Returns whether the user's code calls a function, or names it."""
@@ -221,8 +220,10 @@ class ObservedCalls:
         """Returns what the user's code does that a captured step does not repeat."""
         is_printing = "<built-in method builtins.print>" in self._called_outside
         is_logging = any(
-            isinstance(code, CodeType) and self.module_of(code) == "logging"
-            for code in self._called_outside
+            isinstance(code, CodeType)
+            and self.module_of(code) == "logging"
+            and code.co_name == "makeRecord"  # a level that is asked for is no message
+            for code in self._codes.values()
         )
         return ["prints"] * is_printing + ["log messages"] * is_logging
 

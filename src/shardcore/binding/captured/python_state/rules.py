@@ -248,3 +248,20 @@ def why_unknown(function: str) -> str:
     if bound or not module or module.partition(".")[0] in _C_MODULES or name in _C_FUNCTIONS:
         return ""
     return f"calls {name}(), which is C code that may read anything"
+
+
+def remedy(function: str) -> str:
+    """Returns what to do where a step calls a function that may not be captured.
+
+    Args:
+        function: The name of the function, or the one that `cProfile` has for it.
+
+    Example:
+        >>> remedy("<built-in method time.perf_counter>")
+        'time steps in a callback, by on_train_batch_begin and on_train_batch_end'
+    """
+    if any(f"time.{clock}" in function for clock in _CLOCKS):
+        return "time steps in a callback, by on_train_batch_begin and on_train_batch_end"
+    if re.search(r"\b(?:Sem|R)?[lL]ock\b", function):
+        return "take the lock outside of the step, as in a callback"
+    return "pass that in the batch, or keep it in a variable"
