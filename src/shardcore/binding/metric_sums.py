@@ -15,6 +15,7 @@ from keras.callbacks import CallbackList
 from shardcore.binding import keras_private
 from shardcore.binding.data_position import DataPosition
 from shardcore.binding.keras_private.variables import set_tensor, tensor_of
+from shardcore.binding.prefetch import Prefetch
 from shardcore.binding.types import Original, TorchStrategy
 from shardcore.domain.layout import Layout, PartialAxes
 from shardcore.ports.measurement.trace_context import reduction_scope
@@ -31,11 +32,12 @@ class TrainerRun:
 
     trainer: Model
     callbacks: CallbackList | None = None  # those of its steps, after their begin
-    phase: str = ""  # the steps that the callbacks see: "train" or "test"
+    phase: str = ""  # the steps that the callbacks see: "train", "test" or "predict"
     # The variables of its metrics, if no rank reads the results of single steps.
     deferred: tuple[Variable, ...] = ()
     initial_epoch: int = 0  # the argument of a fit
     position: DataPosition | None = None  # in the data of a fit, if a callback saves it
+    prefetch: Prefetch = attrs.field(factory=Prefetch, init=False)  # of its batches
     at_end: ExitStack = attrs.field(factory=ExitStack, init=False)  # closed as the run ends
     is_stopped: bool = False  # whether this rank has set `stop_training`, and all have met
     ends_after: int | None = None  # the steps of the epoch that are done where SIGTERM ends it
@@ -56,6 +58,7 @@ class TrainerRun:
         """Returns whether a callback on this rank may read the model between two steps."""
         return (
             self.callbacks is None
+            or self.phase == "predict"  # which updates no metrics
             or keras_private.gives_own_logs(self.trainer, f"{self.phase}_step")
             or keras_private.read_steps(self.callbacks, self.phase)
         )

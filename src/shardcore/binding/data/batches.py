@@ -15,6 +15,7 @@ import torch
 
 from shardcore.binding import keras_private
 from shardcore.binding.context.session import Session
+from shardcore.binding.data.transfer import rows_device, to_device
 from shardcore.binding.types import Original
 from shardcore.domain.errors import LayoutError, RankMismatchError
 from shardcore.domain.layout import Layout
@@ -37,6 +38,12 @@ def distribute(data: object, session: Session) -> Any:
     return take_own_rows(data, session)
 
 
+def on_one_device(data: object) -> Any:
+    """Returns a batch without sharding."""
+    tensors = keras_private.map_leaves(as_tensor, data)
+    return keras_private.map_tensors(to_device, tensors)
+
+
 def take_own_rows(data: object, session: Session) -> Any:
     """Returns the global batch; each process has all rows and keeps its own."""
     tensors = keras_private.map_leaves(as_tensor, data)
@@ -45,7 +52,8 @@ def take_own_rows(data: object, session: Session) -> Any:
 
 def join_own_rows(data: object, session: Session) -> Any:
     """Returns the global batch, joined from the rows of each process."""
-    return _join_all_rows(keras_private.map_leaves(as_tensor, data), session)
+    tensors = keras_private.map_leaves(as_tensor, data)
+    return _join_all_rows(keras_private.map_tensors(to_device, tensors), session)
 
 
 def as_tensor(leaf: object) -> Any:
@@ -56,7 +64,7 @@ def as_tensor(leaf: object) -> Any:
     if array.dtype.kind not in "biufc":
         return leaf
     # A copy: Keras multiplies sample weights by the mask in place.
-    return torch.tensor(array, device=keras_private.torch_device())
+    return torch.tensor(array, device=rows_device())
 
 
 def own_rows(count: int, session: Session) -> slice | None:
@@ -67,7 +75,8 @@ def own_rows(count: int, session: Session) -> slice | None:
 
 def join_rows(rows: torch.Tensor, count: int, session: Session) -> Any:
     """Returns this rank's `rows` as a part of a batch of `count`."""
-    return session.join(rows, session.batch_layout(rows.ndim), (count, *rows.shape[1:]))
+    layout, shape = session.batch_layout(rows.ndim), (count, *rows.shape[1:])
+    return session.join(to_device(rows), layout, shape)
 
 
 def _take_rows(batch: object, session: Session) -> Any:
@@ -78,7 +87,7 @@ def _take_rows(batch: object, session: Session) -> Any:
     shape = tuple(batch.shape)
     layout = _rows_layout(shape, session)
     rows = batch[layout.slices(shape, session.world.position)]
-    return session.join(rows, layout, shape)
+    return session.join(to_device(rows), layout, shape)
 
 
 def _rows_layout(shape: tuple[int, ...], session: Session) -> Layout:

@@ -18,6 +18,8 @@ from shardcore.binding import keras_private
 from shardcore.binding.context import rank_consistency
 from shardcore.binding.context.session import Session
 from shardcore.binding.data import batches
+from shardcore.binding.data.transfer import Transfer, on_host, stream_of_copies
+from shardcore.binding.prefetch import Drawn
 from shardcore.binding.types import Original
 from shardcore.domain.errors import RankMismatchError
 from shardcore.domain.spec import named_axes
@@ -67,6 +69,50 @@ class _OwnRows(torch.utils.data.Dataset[Any]):
             return joined
 
         return keras_private.map_leaves(join, self.source.__getitems__(indices[rows]))
+
+
+@attrs.frozen
+class RowsAhead:
+    """Draws a batch before its step.
+
+    Args:
+        adapter: What the batches come from.
+        distribute: Returns a batch as its step takes it.
+        stream: Where it is copied to a GPU; None on a host.
+    """
+
+    adapter: keras_private.DataAdapter
+    distribute: Callable[[object], Any]
+    stream: torch.cuda.Stream | None = attrs.field(factory=stream_of_copies)
+
+    def __call__(self, batches_of_adapter: Iterator[object]) -> Drawn:
+        """Draws the next batch; on a GPU its rows are copied beside the kernels that run."""
+        if self.stream is None:
+            batch = next(batches_of_adapter)
+            rows = self.distribute(batch)
+            return Drawn(batch, lambda: rows)
+        to_gpu = Transfer(self.stream)
+        if keras_private.arrays_of(self.adapter) is None:  # its code may use the GPU
+            batch = next(batches_of_adapter)
+            if any(map(_is_on_gpu, keras_private.leaves(batch))):
+                return Drawn(batch, lambda: self.distribute(batch))
+            with to_gpu.open():
+                rows = self.distribute(batch)
+        else:
+            with to_gpu.open():
+                with on_host():
+                    batch = next(batches_of_adapter)
+                rows = self.distribute(batch)
+
+        def waited() -> Any:
+            to_gpu.wait(rows)
+            return rows
+
+        return Drawn(batch, waited)
+
+
+def _is_on_gpu(leaf: object) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu"
 
 
 def epoch_facts(adapter: keras_private.DataAdapter, session: Session) -> rank_consistency.Facts:

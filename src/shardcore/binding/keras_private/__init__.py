@@ -76,6 +76,7 @@ from shardcore.binding.keras_private.training import LOOP_STEPS as LOOP_STEPS
 from shardcore.binding.keras_private.training import REFILLED as REFILLED
 from shardcore.binding.keras_private.training import RUNS_NOTED as RUNS_NOTED
 from shardcore.binding.keras_private.training import Auto as Auto
+from shardcore.binding.keras_private.training import act_between_steps as act_between_steps
 from shardcore.binding.keras_private.training import arrays_of as arrays_of
 from shardcore.binding.keras_private.training import as_logs as as_logs
 from shardcore.binding.keras_private.training import begin_at as begin_at

@@ -45,7 +45,7 @@ class Patch:
 STEPS = ("train", "test", "predict")
 RUNS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 # The steps that callbacks see.
-PHASES = ("train", "test")
+PHASES = ("train", "test", "predict")
 # The functions that set torch's generator.
 DRAWS = ("beta", "binomial", "gamma")
 # Those that draw the initial values of variables.

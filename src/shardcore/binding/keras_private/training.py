@@ -142,14 +142,23 @@ def gives_own_logs(trainer: Model, step: str) -> bool:
 
 def read_steps(callbacks: CallbackList, phase: str) -> bool:
     """Returns whether one of `callbacks` acts between two steps of a fit or an evaluate."""
-    if type(callbacks) is not CallbackList:
-        return True
-    hooks = [f"on_{phase}_batch_{when}" for when in ("begin", "end")]
-    hooks += ["on_batch_begin", "on_batch_end"] if phase == "train" else []
-    return any(
-        any(not is_default(getattr(each, hook)) for hook in hooks) and not _rests(each, phase)
-        for each in callbacks.callbacks
+    return type(callbacks) is not CallbackList or any(
+        not all(map(is_default, _hooks(callback, phase))) and not _rests(callback, phase)
+        for callback in callbacks.callbacks
     )
+
+
+def act_between_steps(callbacks: CallbackList, phase: str) -> bool:
+    """Returns whether a callback of the user acts between two steps."""
+    return type(callbacks) is not CallbackList or not all(
+        all(map(_is_of_library, _hooks(callback, phase))) for callback in callbacks.callbacks
+    )
+
+
+def _hooks(callback: Callback, phase: str) -> list[Any]:
+    """Returns the methods of a callback that run between two steps."""
+    kinds = (f"{phase}_batch", "batch") if phase == "train" else (f"{phase}_batch",)
+    return [getattr(callback, f"on_{kind}_{when}") for kind in kinds for when in ("begin", "end")]
 
 
 def run_no_code_of_users(callbacks: CallbackList) -> bool:

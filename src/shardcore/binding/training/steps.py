@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import attrs
@@ -15,13 +16,13 @@ from shardcore.binding.captured.step import CapturedStep
 from shardcore.binding.context import rank_consistency
 from shardcore.binding.context.session import Session, Sessions
 from shardcore.binding.data import batches
-from shardcore.binding.data.data_adapters import epoch_facts, together
+from shardcore.binding.data.data_adapters import RowsAhead, epoch_facts, together
 from shardcore.binding.data_position import Counted
 from shardcore.binding.metric_sums import TrainerRun
 from shardcore.binding.planning import rules_report
+from shardcore.binding.training import undisturbed
 from shardcore.binding.training.ends import Ends
 from shardcore.binding.training.precision import EmulationWarning
-from shardcore.binding.training.undisturbed import is_undisturbed
 from shardcore.binding.types import Original
 from shardcore.binding.variables import adoption
 from shardcore.ports.capture import StepCapture
@@ -86,17 +87,20 @@ class Steps:
         """Replaces `EpochIterator.__iter__`: compares ranks, skips batches of finished steps."""
         session, run = self.sessions.current(), self.sessions.run()
         if run is not None:
-            run.begin_epoch(is_undisturbed(run.callbacks, iterator.data_adapter))
+            run.begin_epoch(undisturbed.is_undisturbed(run.callbacks, iterator.data_adapter))
         if session is not None and session.mesh.size > 1:
             self._compare_before_epoch(session, run)
-        position = None if run is None else run.position
+        position, steps = None if run is None else run.position, 0
         if position is None or position.ahead is None:
-            return original(iterator)
-        state = torch.get_rng_state()
-        place = position.ahead
-        keras_private.begin_later(iterator, original, place.batches, place.steps)
-        position.restore_metrics()  # Keras has reset them
-        torch.set_rng_state(state)
+            original(iterator)
+        else:
+            state = torch.get_rng_state()
+            steps = position.ahead.steps
+            keras_private.begin_later(iterator, original, position.ahead.batches, steps)
+            position.restore_metrics()  # Keras has reset them
+            torch.set_rng_state(state)
+        if run is not None and iterator.num_batches is not None:
+            run.prefetch.left = iterator.num_batches - steps
         return iterator
 
     def _compare_before_epoch(self, session: Session, run: TrainerRun | None) -> None:
@@ -112,14 +116,21 @@ class Steps:
     def epoch(self, original: Original, iterator: keras_private.EpochIterator) -> Any:
         """Replaces `TorchEpochIterator._get_iterator`: every process runs the same steps."""
         session, run = self.sessions.current(), self.sessions.run()
-        if session is None:
-            batches_of_process = original(iterator)
-        else:
+        adapter, source = iterator.data_adapter, original(iterator)
+        is_served = session is not None or self.sessions.entry.serves_one_device
+        may_prefetch = (
+            run is not None and is_served and undisturbed.may_prefetch(run, adapter, source)
+        )
+        if session is not None:
             facts = {"steps per epoch": str(iterator.num_batches)}
-            facts |= epoch_facts(iterator.data_adapter, session)
-            rank_consistency.compare(facts, session)
-            batches_of_process = together(iterator.data_adapter, original(iterator), session)
-        position = None if run is None else run.position
+            facts |= epoch_facts(adapter, session)
+            may_prefetch = all(rank_consistency.compare(facts, session, may_prefetch))
+            source = together(adapter, source, session)
+        if run is None:
+            return source
+        ahead = RowsAhead(adapter, partial(_rows, session)) if may_prefetch else None
+        batches_of_process = run.prefetch.read(source, ahead)
+        position = run.position
         if position is None:
             return batches_of_process
         position.goes_on = bool(iterator.steps_per_epoch)
@@ -138,6 +149,14 @@ class Steps:
             Ends(self.sessions).begin(run)
 
 
+def _rows(session: Session | None, batch: object) -> Any:
+    """Returns a batch as a step takes it: the rows of this rank, on its device."""
+    if session is None:
+        return batches.on_one_device(batch)
+    with session.strategy.scope():
+        return batches.distribute_step([batch], session)[0]
+
+
 @attrs.frozen(eq=False)
 class _Step:
     """A train, test or predict function over the global batch."""
@@ -152,20 +171,23 @@ class _Step:
         if self.sessions.is_closed:  # the trainer has this step also after an uninstall
             return self.function(data)
         with self.sessions.scope_of(self.trainer):  # a sharded model may outlive its scope
-            session = self.sessions.current()
+            session, run = self.sessions.current(), self.sessions.run()
             done = self._on_one_device(data) if session is None else self._run(data, session)
+            if run is not None and run.trainer is self.trainer:
+                run.prefetch.fill()
             return keras_private.logs_of_step(self.trainer, self.captured.name, done)
 
     def _run(self, data: list[object], session: Session) -> Any:
         """Runs the step in the distribution of `session`."""
         first = session not in self.checked
         run, follows = self._deferring_run(), self._follows()
+        ahead = self._rows_ahead(data)
         with session.strategy.scope(), self.sessions.working(self.trainer):
             if first:
                 adoption.adopt(self.trainer, session)
                 rank_consistency.check_model(self.trainer, data, session)
                 rules_report.check_plan(self.trainer, session)
-            batch = batches.distribute_step(data, session)
+            batch = ahead or batches.distribute_step(data, session)
             sums = self.sessions.sums
             mode = sums.resume(run)
 
@@ -188,6 +210,12 @@ class _Step:
                 rules_report.warn_of_rules(self.trainer, session)
             return outputs
 
+    def _rows_ahead(self, data: list[object]) -> list[Any] | None:
+        """Returns the batch of this step as it was drawn ahead; None if it was not."""
+        run = self.sessions.run()
+        rows = None if run is None or len(data) > 1 else run.prefetch.rows(data[0])
+        return None if rows is None else [rows]
+
     def _deferring_run(self) -> TrainerRun | None:
         """Returns the run in which no callback reads the metrics of this step, None without one."""
         run = self.sessions.run()
@@ -200,7 +228,7 @@ class _Step:
         self.sessions.warn_without_distribution()
         if not self.sessions.entry.serves_one_device:
             return self.function(data)
-        batch = keras_private.map_leaves(batches.as_tensor, data)
+        batch = self._rows_ahead(data) or batches.on_one_device(data)
 
         def step() -> Any:
             with self.sessions.sums.step():

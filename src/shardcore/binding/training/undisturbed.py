@@ -1,6 +1,7 @@
 """Whether code of the user may run between two steps of an epoch.
 
-Where it may not, captured steps compare no Python state. What is not known counts as disturbing.
+Where it may not, captured steps compare no Python state, and batches are drawn ahead. What is not
+known counts as disturbing.
 """
 
 import gc
@@ -8,12 +9,15 @@ import signal
 import sys
 import threading
 from _thread import _count as count_threads
+from typing import Any
 
 import numpy as np
 import torch
 from keras.callbacks import CallbackList
+from torch.utils.data import DataLoader
 
 from shardcore.binding import keras_private
+from shardcore.binding.metric_sums import TrainerRun
 
 _THREADS = ("MainThread", "shardcore")
 _LIBRARIES = ("torch", "keras", "shardcore", "hypothesis")
@@ -40,6 +44,36 @@ def is_undisturbed(callbacks: CallbackList | None, adapter: keras_private.DataAd
         and all(map(_is_of_library, gc.callbacks))
         and sys.gettrace() is None
     )
+
+
+def may_prefetch(run: TrainerRun, adapter: keras_private.DataAdapter, source: object) -> bool:
+    """Returns whether batches may be drawn before the callbacks of the step before have run.
+
+    A loader's own processes draw ahead anyway. Else no callback of the user may act in between, as
+    it could change what is drawn; and while a callback saves the state of torch's generator with
+    the position in the data, no draw of a batch may change that state.
+
+    Args:
+        run: The fit, evaluate or predict.
+        adapter: The data of the run.
+        source: The batches of the adapter.
+    """
+    loader = _loader_with_order(source)
+    if loader is not None and loader.num_workers > 0:
+        return True
+    if run.callbacks is None or keras_private.act_between_steps(run.callbacks, run.phase):
+        return False
+    return run.position is None or (loader is not None and _has_plain_arrays(adapter))
+
+
+def _loader_with_order(source: object) -> DataLoader[Any] | None:
+    """Returns a loader whose order torch's own samplers draw, all of it as the loader begins."""
+    if type(source) is not DataLoader:
+        return None
+    batch_sampler = source.batch_sampler
+    samplers = (batch_sampler, getattr(batch_sampler, "sampler", None))
+    has_order = all(type(sampler).__module__.startswith("torch.") for sampler in samplers)
+    return source if has_order else None
 
 
 def _has_plain_arrays(adapter: keras_private.DataAdapter) -> bool:
