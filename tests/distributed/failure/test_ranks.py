@@ -84,6 +84,20 @@ def test_a_rank_that_dies_is_named_before_the_errors_that_follow_from_it():
     assert multiprocessing.active_children() == []
 
 
+def test_a_rank_that_dies_is_named_though_its_own_process_lives():
+    def program(rank):
+        if rank == 1:
+            if os.fork() == 0:  # it holds the pipe of the rank
+                time.sleep(3)
+                os._exit(0)
+            os.kill(os.getpid(), 9)
+        time.sleep(0.5)
+        raise ConnectionError("rank 1 is gone")
+
+    with pytest.raises(RankFailed, match=r"^rank 1 ended without a result, exit code -9"):
+        run_ranks(program, 2)
+
+
 def test_the_stacks_of_a_rank_that_crashes_are_shown():
     def crashes_here(rank):
         if rank == 1:

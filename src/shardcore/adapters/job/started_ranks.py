@@ -216,6 +216,8 @@ def collect(timeout: float | None, place: Place, ranks: Sequence[Rank]) -> list[
                 deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
     while ready := wait(streams, 0):  # what they printed before they ended
         _show(streams, ready)
+    # A process that a killed rank has forked may hold its pipe open for a while.
+    failures += [_death_of(rank, place) for rank in waiting.values() if _has_ended(rank)]
     if failures:
         failures.sort(key=lambda failure: failure.at)
         raise RankFailed(failures[0].rank, "\n".join(failure.report for failure in failures))
@@ -236,10 +238,19 @@ def _receive(rank: Rank, place: Place) -> tuple[str, Any]:
         return kind, value
     except EOFError:
         rank.process.join()
-        report = f"rank {rank.rank} ended without a result, exit code {rank.process.exitcode}\n"
-        report += _crashed_at(place.stacks(rank.rank))
-        # Time 0: the errors of the other ranks follow from this one.
-        return "failure", Failure(rank.rank, 0.0, report)
+        return "failure", _death_of(rank, place)
+
+
+def _has_ended(rank: Rank) -> bool:
+    return rank.process.exitcode is not None
+
+
+def _death_of(rank: Rank, place: Place) -> Failure:
+    """Returns the failure of a rank whose process has ended without a result."""
+    report = f"rank {rank.rank} ended without a result, exit code {rank.process.exitcode}\n"
+    report += _crashed_at(place.stacks(rank.rank))
+    # Time 0: the errors of the other ranks follow from this one.
+    return Failure(rank.rank, 0.0, report)
 
 
 def _crashed_at(stacks: Path) -> str:
