@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import attrs
 
-from benchmarks import cases, contenders, keras_training, peers
+from benchmarks import cases, contenders, keras_training, peers, waiting
 from benchmarks.contender import CAPTURED, HAND, INDUCTOR, KERAS, Contender, Goal
 from benchmarks.lanes import open_forked
 from benchmarks.rows import Row
@@ -48,11 +48,12 @@ def main() -> None:
 
 
 def on_device(options: Options, device: str) -> Iterator[Row]:
-    """Every model against plain Keras and against PyTorch by hand."""
+    """Every model against plain Keras and against PyTorch by hand; then how long it waits."""
     for case in map(options.size, (cases.MLP, cases.CNN, cases.DECODER)):
         section = f"{case.name}, {device}"
         longer = attrs.evolve(case, steps=STEPS)
         yield from options.race(section, longer, _racing(options), device=device)[0]
+    yield from waiting.rows(options.quick, options.strategy, device)
 
 
 def _racing(options: Options) -> list[Contender]:

@@ -8,9 +8,10 @@ from unittest import mock
 import keras
 from attrs import frozen
 
-from benchmarks import cases
+from benchmarks import cases, clocks
 from benchmarks.cases import ADAM_EPSILON, LEARNING_RATE, MEGATRON, Case
 from benchmarks.training import Training
+from shardcore.binding.prefetch import Prefetch
 
 AXES = ("data", "model")
 
@@ -74,6 +75,27 @@ class KerasTraining(Training):
         watch = Stopwatch()
         self._fit(steps, callbacks=[watch])
         return watch.seconds / steps
+
+    def waiting(self, steps: int, source: str) -> float:
+        x, y = self.case.data(steps)
+        device = str(keras.ops.convert_to_tensor(0.0).device).partition(":")[0]
+        data: dict[str, Any] = {"x": x, "y": y, "batch_size": self.case.batch}
+        if source != "arrays":
+            data = {"x": clocks.loader(x, y, self.case.batch, device)}
+        clock = clocks.Clock(device)
+        step = self.model.train_function
+
+        def timed(batch: Any) -> Any:
+            with clock.step():
+                return step(batch)
+
+        draw = clock.outside(Prefetch.fill)  # a step of shardcore ends by it
+        with (
+            mock.patch.object(self.model, "train_function", timed),
+            mock.patch.object(Prefetch, "fill", draw),
+        ):
+            self.model.fit(**data, shuffle=False, verbose=0)
+        return clock.share()
 
     def kept(self) -> Iterator[Any]:
         for variable in [*self.model.variables, *self.model.optimizer.variables]:

@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks import by_hand, cases
+from benchmarks import by_hand, cases, clocks
 from benchmarks.cases import ADAM_EPSILON, LEARNING_RATE, Case
 from benchmarks.training import Training
 
@@ -84,6 +84,19 @@ class PeerTraining(Training):
         began = time.perf_counter()
         self._read(sum(self._step(*batch) for batch in batches) / steps)
         return (time.perf_counter() - began) / steps
+
+    def waiting(self, steps: int, source: str) -> float:
+        x, y = map(torch.from_numpy, self.case.data(steps))
+        if source == "arrays":
+            rows = [tensor if self.device == "cpu" else tensor.pin_memory() for tensor in (x, y)]
+            batches = zip(*(tensor.split(self.case.batch) for tensor in rows), strict=True)
+        else:
+            batches = clocks.loader(x, y, self.case.batch, self.device)
+        clock = clocks.Clock(self.device)
+        for inputs, labels in clocks.copied_ahead(batches, self.device):
+            with clock.step():
+                self._step(inputs, labels.long())
+        return clock.share()
 
     def kept(self) -> Iterator[torch.Tensor]:
         yield from self.module.parameters()

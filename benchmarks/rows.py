@@ -19,7 +19,7 @@ class Row:
         section: What is compared: "decoder, data parallel".
         contender: Whose figure it is.
         value: The figure; None where there is none, and the note says why.
-        unit: "s", "B" or "requests".
+        unit: "s", "B", "requests" or "%", of which the value is a share.
         against: Whose figure it is divided by.
         ratio: The quotient.
         limit: What the ratio is not to pass.

@@ -19,6 +19,7 @@ from benchmarks import (
     plans,
     rounds,
     rows,
+    waiting,
     worlds,
 )
 from benchmarks.cases import Case
@@ -235,6 +236,11 @@ def plan(options: Options) -> Iterator[Row]:
     yield from plans.rows(options.quick, options.strategy)
 
 
+def waiting_for_input(options: Options) -> Iterator[Row]:
+    """The share of an epoch in which the CPU draws batches and does not compute."""
+    yield from waiting.rows(options.quick, options.strategy, "cpu")
+
+
 def _cuda(options: Options) -> Iterator[Row]:
     from benchmarks import cuda  # which imports what is above
 
@@ -255,5 +261,6 @@ SECTIONS: dict[str, Callable[[Options], Iterator[Row]]] = {
     "build": build,
     "preset": preset,
     "plan": plan,
+    "input": waiting_for_input,
     "cuda": _cuda,
 }

@@ -61,7 +61,11 @@ def amount(value: float, unit: str) -> str:
     Example:
         >>> amount(0.0123, "s"), amount(3 * 2**20, "B"), amount(12, "B"), amount(5, "requests")
         ('12.3 ms', '3.0 MiB', '12 B', '5 requests')
+        >>> amount(0.0123, "%")
+        '1.2 %'
     """
+    if unit == "%":
+        return f"{value:.1%}".replace("%", " %")
     if unit == "requests":
         return f"{value:.0f} {unit}"
     if unit == "s":

@@ -19,6 +19,10 @@ class Training(ABC):
         """Seconds per step over an epoch, from its beginning to its loss being read."""
 
     @abstractmethod
+    def waiting(self, steps: int, source: str) -> float:
+        """The share of an epoch, from "arrays" or by "two workers", between the steps."""
+
+    @abstractmethod
     def kept(self) -> Iterable[Any]:
         """The local shards of variables and optimizer state, as torch tensors."""
 

@@ -25,6 +25,7 @@ TWO = "two"
 PARTS: dict[str, tuple[str, ...]] = {
     LAUNCH: ("tests/gpu/test_launch.py", "tests/distributed/guides/test_notebook.py"),
     "float16": ("tests/distributed/precision/test_float16.py",),
+    "input": ("tests/gpu/test_input.py", "tests/distributed/data/test_prefetch.py"),
     "contract": ("tests/distributed/strategies/test_contract.py",),
     "counts": tuple(COUNTS),
     BENCH: (),
@@ -37,11 +38,12 @@ OF_TWO = tuple(COUNTS)
 LIMITS = {
     LAUNCH: 180,
     "float16": 120,
+    "input": 90,
     "contract": 180,
     "counts": 180,
     BENCH: 180,
     "layers": 240,
-    "distributed": 480,
+    "distributed": 390,
     TWO: 280,  # each of its two halves
 }
 # To look for devices must not load CUDA, where tests fork ranks. Who launches ranks from a notebook
