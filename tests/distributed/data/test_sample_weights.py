@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import torch
 
 from shardcore.testing import run_ranks
 from tests.distributed.programs import distribute
@@ -37,3 +38,32 @@ def test_an_array_of_weights_is_not_changed_through_a_view():
         np.testing.assert_allclose(found, expected, rtol=1e-6)
         for mine, theirs in zip(weights, trained, strict=True):
             np.testing.assert_allclose(mine, theirs, atol=1e-6)
+
+
+class SumOfWeights(keras.Model):
+    """Returns the sum of the weights, after the mask of the loss was multiplied into them."""
+
+    def compute_metrics(self, x, y, y_pred, sample_weight):
+        return {"weight": keras.ops.sum(sample_weight)}
+
+
+def test_a_captured_step_sees_whether_weights_are_an_array():
+    """The mask changes a tensor of weights in place, and no array: as in plain Keras."""
+
+    def program(rank, mesh):
+        if mesh:
+            distribute(mesh)
+        x = keras.Input((3,))
+        h = keras.layers.Embedding(5, 4, mask_zero=True)(x)
+        model = SumOfWeights(x, keras.layers.Dense(1)(h))
+        model.compile("sgd", "mse")
+        words = np.array([[1, 2, 0], [3, 0, 0]] * 4)
+        weights = np.linspace(0.5, 2.0, 24).reshape(8, 3).astype("float32")
+        batches = [weights] * 4 + [torch.from_numpy(weights.copy()) for _ in range(4)] + [weights]
+        targets = np.ones((8, 3, 1), "float32")
+        return [float(model.train_on_batch(words, targets, batch)) for batch in batches]
+
+    (expected,) = run_ranks(program, 1, None)
+    assert expected[0] != expected[4]
+    for sums in run_ranks(program, 2, (2, 1)):
+        np.testing.assert_allclose(sums, expected, rtol=1e-6)

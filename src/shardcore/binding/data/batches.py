@@ -228,6 +228,16 @@ def _has_weights(batch: object) -> TypeGuard[Sequence[Any]]:
     return isinstance(batch, tuple | list) and len(batch) == 3
 
 
+def origins_of_weights(data: list[object]) -> str:
+    """Says of each sample weight of a step whether it is an array: `mask` must copy that."""
+    weights = [keras_private.leaves(batch[2]) for batch in data if _has_weights(batch)]
+    return " ".join(
+        "tensor" if isinstance(leaf, torch.Tensor) else "array"
+        for leaves in weights
+        for leaf in leaves
+    )
+
+
 def mask(
     session: Session, original: Original, sample_weight: Any, *args: object, **kwargs: object
 ) -> Any:

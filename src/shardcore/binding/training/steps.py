@@ -189,7 +189,7 @@ class _Step:
                 rules_report.check_plan(self.trainer, session)
             batch = ahead or batches.distribute_step(data, session)
             sums = self.sessions.sums
-            mode = sums.resume(run)
+            mode = f"{sums.resume(run)} {batches.origins_of_weights(data)}"
 
             def step() -> Any:
                 with sums.step(run):
