@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import torch
 
+import shardcore
 from shardcore.testing import run_ranks
 from tests.distributed.programs import distribute
 
@@ -50,9 +51,11 @@ class SumOfWeights(keras.Model):
 def test_a_captured_step_sees_whether_weights_are_an_array():
     """The mask changes a tensor of weights in place, and no array: as in plain Keras."""
 
-    def program(rank, mesh):
+    def program(rank, mesh, strategy="dtensor"):
         if mesh:
             distribute(mesh)
+        elif strategy == "single":
+            shardcore.install("single")
         x = keras.Input((3,))
         h = keras.layers.Embedding(5, 4, mask_zero=True)(x)
         model = SumOfWeights(x, keras.layers.Dense(1)(h))
@@ -65,5 +68,5 @@ def test_a_captured_step_sees_whether_weights_are_an_array():
 
     (expected,) = run_ranks(program, 1, None)
     assert expected[0] != expected[4]
-    for sums in run_ranks(program, 2, (2, 1)):
+    for sums in (*run_ranks(program, 2, (2, 1)), *run_ranks(program, 1, None, "single")):
         np.testing.assert_allclose(sums, expected, rtol=1e-6)

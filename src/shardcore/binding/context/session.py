@@ -111,13 +111,14 @@ class Sessions:
     Attributes:
         runs: The running fits, evaluates, predicts and steps, the innermost last.
         is_closed: Whether shardcore was uninstalled.
-        has_warned: Whether a step has warned that the ranks of this job have no distribution.
+        has_warned: Whether a step has warned that this job has no distribution.
         crossings: The warnings that were given about mesh axes that cross hosts.
         sums: The deferred sums of metrics.
         edges: The edges of torch modules.
         shared_work: The collective work that runs now, None without any.
         is_writer: Whether this rank writes the files of the callback that runs now; None without.
         beside_weights: The attributes of the file of weights that a callback saves now.
+        arrays: The memory of the tensors of sample-weight arrays, of steps on one device.
         new_shard: The variable whose initial value is drawn in pieces now, None without one.
         planning: The thread on which a model is built for a plan now, None without one.
     """
@@ -135,6 +136,7 @@ class Sessions:
     shared_work: Any = attrs.field(default=None, init=False)
     is_writer: bool | None = attrs.field(default=None, init=False)
     beside_weights: dict[str, str] = attrs.field(factory=dict, init=False)
+    arrays: "weakref.WeakSet[Any]" = attrs.field(factory=weakref.WeakSet, init=False)
     new_shard: Any = attrs.field(default=None, init=False)
     planning: threading.Thread | None = attrs.field(default=None, init=False)
     _strategies: dict[World, TorchStrategy] = attrs.field(factory=dict, init=False)
@@ -203,10 +205,9 @@ class Sessions:
 
     def keeping(self, model: keras.Model) -> Session | None:
         """Returns the session in which the variables of `model` were laid out, None without one."""
-        if not self._alive:
-            return None
-        laid_in = (getattr(each, "_shardcore_session", None) for each in model.variables)
-        return next((each for each in laid_in if each is not None and each in self._alive), None)
+        variables = model.variables if self._alive else ()
+        sessions = (getattr(variable, "_shardcore_session", None) for variable in variables)
+        return next((session for session in sessions if session in self._alive), None)
 
     def scope_of(self, model: keras.Model) -> AbstractContextManager[Any]:
         """Opens the scope in which a sharded `model` was built, if none is open."""
@@ -217,9 +218,8 @@ class Sessions:
             raise StrategyError(
                 f"A step of model {model.name!r}, whose variables are sharded, was begun on "
                 f"thread {threading.current_thread().name!r}, which has no distribution: run fit, "
-                "evaluate and predict on the main thread; or, if the main thread waits meanwhile, "
-                "inside `with distribution.scope():` on this thread, after a first step on the "
-                "main thread."
+                "evaluate and predict on the main thread; or, if that waits meanwhile, inside "
+                "`with distribution.scope():` here, after a first step on the main thread."
             )
         scope: AbstractContextManager[Any] = session.distribution.scope()
         return scope

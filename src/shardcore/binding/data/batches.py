@@ -6,6 +6,7 @@ an array, of which Keras makes a new tensor at each use. shardcore keeps both, b
 tensor first, since a rank would change its own rows only.
 """
 
+import weakref
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 
 from shardcore.binding import keras_private
-from shardcore.binding.context.session import Session
+from shardcore.binding.context.session import Session, Sessions
 from shardcore.binding.data.transfer import rows_device, to_device
 from shardcore.binding.types import Original
 from shardcore.domain.errors import LayoutError, RankMismatchError
@@ -36,12 +37,6 @@ def distribute(data: object, session: Session) -> Any:
     if not session.distribution.auto_shard_dataset:
         return join_own_rows(data, session)
     return take_own_rows(data, session)
-
-
-def on_one_device(data: object) -> Any:
-    """Returns a batch without sharding."""
-    tensors = keras_private.map_leaves(as_tensor, data)
-    return keras_private.map_tensors(to_device, tensors)
 
 
 def take_own_rows(data: object, session: Session) -> Any:
@@ -206,15 +201,30 @@ def _gather_rows(rows: torch.Tensor, counts: tuple[int, ...], session: Session) 
 def distribute_step(data: list[object], session: Session) -> list[Any]:
     """Returns the batches of a step as global batches, with sample weights that it may write to."""
     distributed: list[Any] = distribute([_own(batch) for batch in data], session)
-    for before, after in zip(data, distributed, strict=True):
+    _note_arrays(data, distributed, session.arrays)
+    return distributed
+
+
+def step_on_one_device(data: list[object], sessions: Sessions) -> list[Any]:
+    """Returns the batches of a step as tensors, without sharding."""
+    tensors = keras_private.map_leaves(as_tensor, data)
+    batches: list[Any] = keras_private.map_tensors(to_device, tensors)
+    _note_arrays(data, batches, sessions.arrays)
+    return batches
+
+
+def _note_arrays(
+    data: list[object], batches: list[Any], arrays: "weakref.WeakSet[torch.UntypedStorage]"
+) -> None:
+    """Notes in `arrays` the memory of sample weights that were arrays in `data`."""
+    for before, after in zip(data, batches, strict=True):
         if _has_weights(before):
             weights = zip(
                 keras_private.leaves(before[2]), keras_private.leaves(after[2]), strict=True
             )
             for array, tensor in weights:
                 if isinstance(tensor, torch.Tensor) and not isinstance(array, torch.Tensor):
-                    session.arrays.add(_memory(tensor))
-    return distributed
+                    arrays.add(_memory(tensor))
 
 
 def _own(batch: object) -> Any:
@@ -239,15 +249,15 @@ def origins_of_weights(data: list[object]) -> str:
 
 
 def mask(
-    session: Session, original: Original, sample_weight: Any, *args: object, **kwargs: object
+    sessions: Sessions, original: Original, sample_weight: Any, *args: object, **kwargs: object
 ) -> Any:
     """Replaces `apply_mask`, so that it does not change weights that were an array."""
-    if _was_array(sample_weight, session):
+    if _was_array(sample_weight, (sessions.current() or sessions).arrays):
         sample_weight = sample_weight.clone()
     return original(sample_weight, *args, **kwargs)
 
 
-def _was_array(weights: object, session: Session) -> bool:
+def _was_array(weights: object, arrays: "weakref.WeakSet[torch.UntypedStorage]") -> bool:
     """Returns whether `weights` are, or are a view of, the tensor of a user's array.
 
     Keras passes that tensor, or a copy in another dtype, which may be written to. A custom loss may
@@ -255,9 +265,7 @@ def _was_array(weights: object, session: Session) -> bool:
     """
     copied = getattr(weights, "copied", None)
     tensors = (weights, getattr(copied, "base", None))
-    return any(
-        isinstance(each, torch.Tensor) and _memory(each) in session.arrays for each in tensors
-    )
+    return any(isinstance(each, torch.Tensor) and _memory(each) in arrays for each in tensors)
 
 
 def _memory(tensor: torch.Tensor) -> torch.UntypedStorage:

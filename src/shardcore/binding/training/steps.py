@@ -128,7 +128,7 @@ class Steps:
             source = together(adapter, source, session)
         if run is None:
             return source
-        ahead = RowsAhead(adapter, partial(_rows, session)) if may_prefetch else None
+        ahead = RowsAhead(adapter, partial(_rows, self.sessions)) if may_prefetch else None
         batches_of_process = run.prefetch.read(source, ahead)
         position = run.position
         if position is None:
@@ -149,10 +149,11 @@ class Steps:
             Ends(self.sessions).begin(run)
 
 
-def _rows(session: Session | None, batch: object) -> Any:
+def _rows(sessions: Sessions, batch: object) -> Any:
     """Returns a batch as a step takes it: the rows of this rank, on its device."""
+    session = sessions.current()
     if session is None:
-        return batches.on_one_device(batch)
+        return batches.step_on_one_device([batch], sessions)[0]
     with session.strategy.scope():
         return batches.distribute_step([batch], session)[0]
 
@@ -228,13 +229,14 @@ class _Step:
         self.sessions.warn_without_distribution()
         if not self.sessions.entry.serves_one_device:
             return self.function(data)
-        batch = self._rows_ahead(data) or batches.on_one_device(data)
+        batch = self._rows_ahead(data) or batches.step_on_one_device(data, self.sessions)
 
         def step() -> Any:
             with self.sessions.sums.step():
                 return self.function(batch)
 
-        return self.captured(step, batch, None, follows=self._follows())
+        mode = batches.origins_of_weights(data)
+        return self.captured(step, batch, None, mode, self._follows())
 
     def _follows(self) -> bool:
         """Returns whether no code of the user ran since the last step."""
