@@ -16,6 +16,8 @@
 #             runs a part, and make gpu PART=two what needs two GPUs
 # make hub    trains and runs models of keras-hub over two ranks, beside one device
 # make states  changes Python state between captured steps in some 290 ways: two minutes
+# make fuzz   runs random programs over ranks and on one device for ten minutes, and shrinks those that differ;
+#             make fuzz SECONDS=60 SEED=17 says how long, and from which seed on
 # make tensorflow  runs what needs TensorFlow beside torch: tf.data, TensorBoard, exports, captured preprocessing
 # make traffic  counts the bytes that a rank sends in a step, beside those of Keras on JAX
 # Each creates what it needs: .venv (everything), .venv-demo (no linters, no test tools), .venv-core (no torch,
@@ -56,7 +58,7 @@ ifndef SIDE_BY_SIDE
 endif
 .PHONY: demo test test-fast test-long lint faults hosts checks unit unit-core unit-torch \
 	distributed distributed-dtensor distributed-manual matrix-full \
-	bench bench-jax hub states tensorflow compat compat-all gpu docs dist traffic clean
+	bench bench-jax hub states fuzz tensorflow compat compat-all gpu docs dist traffic clean
 
 demo: $(DEMO_VENV)/.installed
 	$(DEMO_VENV)/bin/python examples/demo.py
@@ -108,8 +110,8 @@ distributed: distributed-dtensor distributed-manual
 
 # The matrices first: a test of theirs takes long, and none such is to be the last.
 distributed-dtensor: $(VENV)/.installed
-	$(call headline,distributed tests on real ranks and a part of the matrices of operators and layers)
-	$(VENV)/bin/python -m pytest $(RANKS_AT_A_TIME) -m "not long" tests/matrix tests/distributed --durations=20
+	$(call headline,distributed tests on real ranks, a part of the matrices of operators and layers, random programs)
+	$(VENV)/bin/python -m pytest $(RANKS_AT_A_TIME) -m "not long" tests/matrix tests/fuzz tests/distributed --durations=20
 
 test-long: $(VENV)/.installed
 	$(call headline,the distributed tests that make test leaves out: a quarter of an hour)
@@ -144,6 +146,11 @@ hub: $(HUB_VENV)/.installed
 states: $(VENV)/.installed
 	$(call headline,changes of Python state between captured steps; none may be missed)
 	$(VENV)/bin/python -m tests.distributed.capture.states $(SEEDS)
+
+SECONDS ?= 600
+fuzz: $(VENV)/.installed
+	$(call headline,random programs over two to four ranks beside one device: $(SECONDS) seconds)
+	$(VENV)/bin/python -m tests.fuzz --seconds $(SECONDS) $(SEED:%=--seed %)
 
 tensorflow: $(TENSORFLOW_VENV)/.installed
 	$(call headline,tests that need TensorFlow)
