@@ -91,7 +91,8 @@ class Scaled(OwnStep):
         x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
         loss = self.compute_loss(x, y, self(x, training=True), weights)
         variables = self.trainable_weights
-        gradients = torch.autograd.grad(loss, [variable.value for variable in variables])
+        values = [variable.value for variable in variables]
+        gradients = torch.autograd.grad(loss, values, materialize_grads=True)
         self.steps += 1
         with torch.no_grad():
             for gradient in gradients:
