@@ -61,7 +61,9 @@ def _judged(programs: dict[str, Program], end: float) -> dict[Program, Verdict]:
     """Returns the verdicts of programs by name; prints those that differ, and small ones."""
     verdict_of = verdicts(programs.values())
     for name, program in programs.items():
-        if verdict_of[program].kind == "differed":
+        if verdict_of[program].kind == "refused":
+            print(f"{name}: refused: {verdict_of[program].why[:200]}", flush=True)
+        elif verdict_of[program].kind == "differed":
             print(f"\n{name} differs: {verdict_of[program].why}\n  {program}", flush=True)
             seconds = min(SHRINKING, end - time.monotonic())
             small, verdict = smallest(program, verdict_of[program], seconds)

@@ -13,7 +13,13 @@ import numpy as np
 from keras.src.backend.common import dtypes
 
 import shardcore
-from shardcore.domain.errors import ShardcoreError
+from shardcore.domain.errors import (
+    AuditError,
+    OtherRankFailed,
+    RankFailed,
+    RankMismatchError,
+    ShardcoreError,
+)
 from tests.fuzz import events, models
 from tests.fuzz.life import Life
 from tests.fuzz.programs import Program
@@ -23,6 +29,8 @@ from tests.matrix.forks import Ended, run_all
 # Relative to the largest number of an array. float32 is chaotic after some steps.
 TOLERANCES = {"float64": 1e-7, "float32": 2e-3}
 SECONDS = 60  # for a program
+# Errors of shardcore that are no refusals: an audit, or ranks that part ways.
+_DIFFERENCES = (AuditError, OtherRankFailed, RankFailed, RankMismatchError)
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -34,7 +42,7 @@ class Run:
         numbers: Arrays by name.
         shapes: Of the variables of the model, by path.
         error: The error that ended it, if one did.
-        is_refused: Whether the error is one of shardcore's.
+        is_refused: Whether the error is one of shardcore's, which says what it does not do.
         captured: How many steps ran from a trace.
     """
 
@@ -122,10 +130,10 @@ def _run(
 
 
 def _of_ranks(runs: "list[Run] | Ended", ranks: int) -> list[Run]:
-    """Returns the runs of all ranks, or, if some of them ended, the errors of the others."""
+    """Returns the runs of all ranks; if they parted ways, what each of them says."""
     if isinstance(runs, Ended):
-        failed = [run for run in runs.noted if run.error]
-        return failed or [Run(error=f"the ranks ended: {runs.why}")] * ranks
+        errors = " ".join(run.error for run in runs.noted)
+        return [Run(error=f"the ranks ended: {errors} {runs.why}")] * ranks
     return runs
 
 
@@ -150,7 +158,8 @@ def _attempted(program: Program, shapes: Shapes | None, folder: Path) -> Run:
         life.count += 1
         life.note(life.state, "the variables at the end")
     except Exception as error:  # noqa: BLE001 - whatever a program raises is compared
-        return Run(numbers, known, parity.story(error), isinstance(error, ShardcoreError))
+        is_refused = isinstance(error, ShardcoreError) and not isinstance(error, _DIFFERENCES)
+        return Run(numbers, known, parity.story(error), is_refused)
     finally:
         if shapes is not None:
             keras.distribution.set_distribution(None)
@@ -207,10 +216,9 @@ def spec_of(layout: str, shape: tuple[int, ...], ranks: int) -> tuple[Any, ...]:
 
 def verdict(program: Program, alone: Run, ranks: list[Run]) -> Verdict:
     """Compares what ranks computed with what one device did."""
-    refused = next((run for run in ranks if run.is_refused), None)
-    if refused is not None and "AuditError" not in refused.error:
-        return Verdict("refused", refused.error)
     failed = next((run for run in ranks if run.error), None)
+    if all(run.is_refused for run in ranks):
+        return Verdict("refused", ranks[0].error)
     if failed is not None:
         if alone.error and not failed.error.startswith("the ranks ended"):
             return Verdict("refused", f"plain Keras too: {alone.error}")
