@@ -110,12 +110,13 @@ distributed: distributed-dtensor distributed-manual
 
 # The matrices first: a test of theirs takes long, and none such is to be the last.
 distributed-dtensor: $(VENV)/.installed
-	$(call headline,distributed tests on real ranks, a part of the matrices of operators and layers, random programs)
-	$(VENV)/bin/python -m pytest $(RANKS_AT_A_TIME) -m "not long" tests/matrix tests/fuzz tests/distributed --durations=20
+	$(call headline,distributed tests on real ranks and a part of the matrices of operators and layers)
+	$(VENV)/bin/python -m pytest $(RANKS_AT_A_TIME) -m "not long" tests/matrix tests/distributed --durations=20
 
 test-long: $(VENV)/.installed
-	$(call headline,the distributed tests that make test leaves out: a quarter of an hour)
+	$(call headline,the distributed tests that make test leaves out and a dozen random programs: a quarter of an hour)
 	$(VENV)/bin/python -m pytest $(RANKS_AT_A_TIME) -m long tests/matrix tests/distributed --durations=20
+	$(VENV)/bin/python -m pytest $(AT_A_TIME) tests/fuzz
 
 distributed-manual: $(VENV)/.installed
 	$(call headline,some distributed tests under strategy manual)
