@@ -91,12 +91,14 @@ def install(strategy: str, options: dict[str, object]) -> Installation:
         from shardcore.adapters.update_on_device import update_on_device
 
         with environment.keras_imported():
+            from shardcore.adapters.torch_functions import replace_functions
             from shardcore.binding.install import Binding
 
         processes = TorchProcesses()
         processes.take_device()
         capture = TraceCapture()
         undo.callback(capture.close)
+        undo.callback(replace_functions())
         binding = Binding(entry, processes, capture, update_on_device)
         binding.put()
         undo.callback(processes.unwatch)

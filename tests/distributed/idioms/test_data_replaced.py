@@ -122,6 +122,28 @@ def test_another_shape_is_an_error():
     run_ranks(program, 2)
 
 
+@pytest.mark.parametrize("strategy", ["dtensor", "manual"])
+def test_a_plain_tensor_gets_no_sharded_value(strategy):
+    def program(rank):
+        distribute((1, 2), strategy=strategy)
+        value, weight = make(A, "last"), torch.nn.Linear(6, 4).weight
+        (weight * 1).sum().backward()
+        plain = [torch.zeros(4, 6), weight, weight.grad]
+        for x in plain:
+            with pytest.raises(
+                StrategyError, match=r"x that is not sharded.*full_tensor.*to_local"
+            ):
+                x.data = value
+            x.data = value.full_tensor()
+            assert torch.equal(x, torch.tensor(A))
+        with pytest.raises(StrategyError, match="x that is not sharded"):
+            vector_to_parameters(value.reshape(-1), [weight])
+        shardcore.uninstall()
+        assert "data" not in vars(torch.Tensor)
+
+    run_ranks(program, 2)
+
+
 def build(kind=keras.Sequential):
     keras.utils.set_random_seed(1)
     model = kind([keras.Input((6,)), keras.layers.Dense(4, name="head")])

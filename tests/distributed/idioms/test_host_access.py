@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from torch.utils.dlpack import to_dlpack  # before it is replaced
 
 from shardcore.domain.errors import StrategyError
 from shardcore.testing import run_ranks
@@ -18,7 +19,8 @@ def to_numpy(make):
 
 def to_torch(make):
     x = make(A)
-    return torch.from_dlpack(x) * 1, torch.asarray(x) * 1, torch.as_tensor(x) * 1
+    by_capsules = [torch.from_dlpack(each(x)) for each in (to_dlpack, torch.utils.dlpack.to_dlpack)]
+    return *by_capsules, torch.from_dlpack(x) * 1, torch.asarray(x) * 1, torch.as_tensor(x) * 1
 
 
 def by_functions(make):

@@ -6,6 +6,7 @@ import keras
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 
 from shardcore.domain.errors import StrategyError
 from shardcore.testing import run_ranks
@@ -24,6 +25,13 @@ def test_wrappers_and_collectives_of_torch(strategy):
         sharded = model()
         with pytest.raises(StrategyError, match=r"needs no DistributedDataParallel.*to_local"):
             torch.nn.parallel.DistributedDataParallel(sharded)
+        with pytest.raises(StrategyError, match=r"_torch_params.*sharded already.*'fully_sharded'"):
+            fully_shard(sharded)
+        module = torch.nn.Sequential(torch.nn.Linear(6, 4))
+        module[0].weight = torch.nn.Parameter(make(A, "last"))
+        with pytest.raises(StrategyError, match=r"'0.weight' of Sequential is sharded"):
+            torch.distributed.fsdp.fully_shard(module)
+        fully_shard(torch.nn.Linear(6, 4))  # on plain tensors as ever
         with pytest.raises(StrategyError, match=r"allreduce.*got a sharded tensor"):
             dist.all_reduce(sharded.layers[0].kernel.value.detach())
         with warnings.catch_warnings():

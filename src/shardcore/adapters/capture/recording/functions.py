@@ -27,7 +27,6 @@ _READS = {
     torch.Tensor.__dlpack__,
     torch.Tensor.data_ptr,
 }
-_SETS_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 @attrs.define
@@ -81,7 +80,7 @@ class FunctionListener(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _READS:
             self._read(args[0], f"Tensor.{func.__name__}()")
-        if func == _SETS_DATA:
+        if _sets_data(func):
             self._refuse(*REPLACES_MEMORY)
         if func is torch.nn.functional.one_hot and _is_checked(*args, **kwargs):
             return self._as_one_call(func, args, kwargs)
@@ -92,6 +91,12 @@ class FunctionListener(TorchFunctionMode):
             return func(*args, **kwargs)
         with self._unobserved:
             return func(*args, **kwargs)
+
+
+def _sets_data(func: Any) -> bool:
+    """Returns whether it is the setter of `torch.Tensor.data`, which `install()` replaces."""
+    is_setter = getattr(func, "__name__", None) == "__set__"
+    return is_setter and func == torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 def _may_call_back(func: Any, types: Any, args: Args, kwargs: Kwargs) -> bool:

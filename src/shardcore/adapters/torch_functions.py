@@ -1,0 +1,86 @@
+"""Functions of torch that take a tensor or a module past all operators.
+
+They are replaced while shardcore is installed: on a sharded tensor torch's own end the process.
+"""
+
+import functools
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import fully_shard
+
+from shardcore.adapters.engine.tensor import ShardedTensor
+from shardcore.domain.errors import StrategyError
+
+
+def replace_functions() -> Callable[[], None]:
+    """Replaces the functions; what is returned restores them."""
+    with ExitStack() as undo:
+        _replace_data(undo)
+        to_dlpack = torch.to_dlpack  # type: ignore[attr-defined]
+        _replace({to_dlpack: _to_dlpack, fully_shard: _fully_shard}, undo)
+        return undo.pop_all().close
+
+
+def _replace_data(undo: ExitStack) -> None:
+    """Has `plain.data = sharded` raise, for all classes of tensors but our own."""
+    original: Any = torch.Tensor.data
+
+    def set_data(tensor: torch.Tensor, value: Any) -> None:
+        if isinstance(value, ShardedTensor) and not isinstance(tensor, ShardedTensor):
+            raise StrategyError(
+                f"x.data = value got a sharded value of shape {value.form.shape} in "
+                f"{value.form.layout} for an x that is not sharded, which cannot share its memory: "
+                "write x.data.copy_(value), or x.data = value.full_tensor(), which all ranks call "
+                "together, or value.to_local() for the shard of this rank."
+            )
+        original.__set__(tensor, value)
+
+    torch_tensor: Any = torch.Tensor
+    if "data" in vars(torch.Tensor):
+        undo.callback(setattr, torch.Tensor, "data", original)
+    else:  # torch's is in the base class
+        undo.callback(delattr, torch.Tensor, "data")
+    torch_tensor.data = property(original.__get__, set_data, doc=original.__doc__)
+
+
+def _to_dlpack(original: Callable[..., Any], tensor: Any, *args: object, **options: object) -> Any:
+    """Gives other libraries the full tensor, as `__dlpack__` does."""
+    if isinstance(tensor, ShardedTensor):
+        tensor.meet_to_read()
+        tensor = tensor.full_tensor().detach()
+    return original(tensor, *args, **options)
+
+
+def _fully_shard(original: Callable[..., Any], module: Any, *args: object, **options: Any) -> Any:
+    """Refuses modules with sharded parameters or buffers."""
+    for part in module if isinstance(module, list | tuple) else [module]:
+        for name, tensor in [*part.named_parameters(), *part.named_buffers()]:
+            if isinstance(tensor, ShardedTensor):
+                raise StrategyError(
+                    f"fully_shard() expected a module of plain tensors, and {name!r} of "
+                    f"{type(part).__name__} is sharded already, in {tensor.form.layout}. A model "
+                    "under keras.distribution needs no FSDP: shardcore.plan(model, mesh, "
+                    "policy='fully_sharded') is the layout map that shards every variable."
+                )
+    return original(module, *args, **options)
+
+
+def _replace(calls: dict[Callable[..., Any], Callable[..., Any]], undo: ExitStack) -> None:
+    """Replaces functions in all modules, which may have imported them, by calls that get them."""
+    replacements = {
+        id(original): functools.wraps(original)(functools.partial(call, original))
+        for original, call in calls.items()
+    }
+    for module in list(sys.modules.values()):
+        # Other kinds of modules load what is asked for.
+        if type(module) is not ModuleType or module.__name__ == __name__:
+            continue
+        for name, value in list(vars(module).items()):
+            if id(value) in replacements:
+                undo.callback(setattr, module, name, value)
+                setattr(module, name, replacements[id(value)])
