@@ -98,3 +98,19 @@ def test_memory_is_refused_with_a_remedy(strategy):
         assert torch.is_tensor(recurrent(torch.tensor(A))[0])
 
     run_ranks(program, 2)
+
+
+@pytest.mark.parametrize("strategy", ["dtensor", "manual"])
+def test_the_text_of_a_part_of_a_sum_says_so(strategy):
+    """One rank may print it, as a debugger does: it shows the local shard, without a collective."""
+
+    def program(rank):
+        distribute((1, 2), strategy=strategy)
+        x = make(A, "last")
+        loss = (torch.nn.Parameter(x) * 2).sum()
+        if rank == 0:
+            for text in (str(loss), repr([loss]), repr(make(A, "pending"))):
+                assert "one of the parts of its value on all ranks: full_tensor()" in text
+            assert "parts of its value" not in repr(x)
+
+    run_ranks(program, 2)

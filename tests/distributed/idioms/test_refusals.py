@@ -3,6 +3,7 @@
 import warnings
 
 import keras
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -62,5 +63,54 @@ def test_values_of_another_mesh(strategy):
         for write in writes:
             with pytest.raises(StrategyError, match="of two distributions"):
                 write()
+
+    run_ranks(program, 2)
+
+
+# Of other shapes than `A`, which has (4, 6); some have those of its local shards.
+SHAPES = [(4, 3), (2, 6), (3,), (4, 5), (2, 4, 6)]
+WRITES = {
+    "mul_": lambda x, y: x.mul_(y),
+    "add_": lambda x, y: x.add_(y, alpha=2),
+    "copy_": lambda x, y: x.copy_(y),
+    "addcmul_": lambda x, y: x.addcmul_(y, y),
+    "clamp_": lambda x, y: x.clamp_(y, y),
+    "masked_fill_": lambda x, y: x.masked_fill_(y > 0, 1.0),
+    "of a row": lambda x, y: x[0].add_(y),
+    "of a scalar": lambda x, y: x.sum().add_(y),
+    "in a list": lambda x, y: torch._foreach_mul_([x], [y]),
+    "into out": lambda x, y: torch.add(x, y, out=x),
+}
+# A value of (2, 4, 6) is right for them.
+OPERATORS = {
+    "add": lambda x, y: x + y,
+    "where": lambda x, y: torch.where(x > 0, x, y),
+    "lerp": lambda x, y: torch.lerp(x, y, y),
+    "addmm": lambda x, y: torch.addmm(y, torch.ones(4, 4), x),
+}
+
+
+def error_of(call, *tensors):
+    with pytest.raises(RuntimeError) as raised:
+        call(*tensors)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("strategy", ["dtensor", "manual"])
+def test_shapes_that_are_not_broadcast(strategy):
+    """The errors are those of torch about the full tensors, also where local shards would fit."""
+
+    def program(rank):
+        distribute((1, 2), strategy=strategy)
+        calls = [(call, shape) for call in WRITES.values() for shape in SHAPES]
+        calls += [(call, shape) for call in OPERATORS.values() for shape in SHAPES[:4]]
+        for call, shape in calls:
+            value = np.ones(shape, "float32")
+            expected = error_of(call, torch.tensor(A), torch.tensor(value))
+            for layout in ("last", "first", "pending"):
+                for other in (torch.tensor(value), make(value, "replicated")):
+                    x = make(A, layout)
+                    assert error_of(call, x, other) == expected
+                    assert torch.equal(x.full_tensor(), torch.tensor(A))
 
     run_ranks(program, 2)

@@ -18,6 +18,7 @@ from shardcore.adapters.torch_private import is_view, tree_leaves, tree_map_only
 from shardcore.adapters.torch_private.operators import Operator
 from shardcore.domain.derived_layouts import beside
 from shardcore.domain.errors import StrategyError
+from shardcore.domain.rules.basic import fits
 
 aten = torch.ops.aten
 
@@ -116,12 +117,22 @@ def shard_beside(value: torch.Tensor, target: ShardedTensor) -> torch.Tensor:
     """Returns this rank's shard of `value`, in the layout of `target`, up to broadcasting."""
     if isinstance(value, ShardedTensor) and is_alike(value, target):
         return value.part
+    if not fits(tuple(value.shape), target.form.shape):
+        _refuse_shapes(value, target)
     engine = target.engine
     wanted = beside(target.form.layout, target.form.shape, tuple(value.shape))
     sharded = engine.adopt(value)
     if sharded is None:
         return local_shard(value, wanted, engine)
     return in_layout(sharded, wanted).part
+
+
+def _refuse_shapes(value: torch.Tensor, target: ShardedTensor) -> None:
+    """Raises torch's error about a `value` that is not broadcast to the shape of `target`.
+
+    The local shards may have shapes that fit.
+    """
+    torch.empty(target.shape, device="meta").copy_(torch.empty(value.shape, device="meta"))
 
 
 def note_view(

@@ -18,6 +18,7 @@ from shardcore.adapters.engine.writes import (
 from shardcore.adapters.torch_private import is_fused, tree_map_only, writes_first, written_operands
 from shardcore.adapters.torch_private.operators import Operator
 from shardcore.domain.errors import StrategyError
+from shardcore.domain.rules.basic import fits
 
 
 def on_list(operator: Operator, *args: Any, **kwargs: Any) -> Any:
@@ -62,13 +63,17 @@ def _made(operator: Operator, args: tuple[object, ...], kwargs: dict[str, object
         reduced(max(each, key=lambda one: (isinstance(one, ShardedTensor), one.ndim)))
         for each in zip(*tensors, strict=True)
     ]
-    found = operator(*(_local_operand(each, targets) for each in args), **kwargs)
-    parts = [each.part if isinstance(each, ShardedTensor) else each for each in targets]
-    if any(one.shape != other.shape for one, other in zip(found, parts, strict=True)):
+    fit = (
+        fits(one.shape, target.shape)
+        for each in tensors
+        for one, target in zip(each, targets, strict=True)
+    )
+    if not all(fit):
         raise StrategyError(
             f"{operator} does not keep the shapes of its tensors, and cannot run on a list of "
             "sharded tensors: call the operator on each tensor."
         )
+    found = operator(*(_local_operand(each, targets) for each in args), **kwargs)
     return [
         target.engine.sharded(part, target.form.layout, target.form.shape, target.form.weight)
         if isinstance(target, ShardedTensor)

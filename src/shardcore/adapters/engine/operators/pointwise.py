@@ -37,6 +37,8 @@ def plan(operator: Operator, *args: object, **kwargs: object) -> Task | None:
     if any(isinstance(each, list) for each in args):
         return None
     operands = [each for each in (*args, *kwargs.values()) if isinstance(each, Operand)]
+    if not basic.have_common_shape([each.shape for each in operands]):
+        return None  # torch's error names the shapes of full operands
     results = torch_private.number_of_results(operator)
     sharding = _alike(operands, results)
     return Task(

@@ -30,6 +30,9 @@ class ShardedDTensor(HostAccess, GivenDTensor):
 
     __torch_dispatch__ = LocalShardTensor.__torch_dispatch__  # type: ignore[assignment]
 
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        return super().__repr__() + self.remark()
+
     @property
     def spec(self) -> DTensorSpec:  # type: ignore[override]
         """The layout, shape, strides and dtype, as DTensor describes them."""

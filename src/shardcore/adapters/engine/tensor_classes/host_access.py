@@ -73,6 +73,15 @@ class HostAccess(ShardedTensor):
         """Returns a scalar as text; of other tensors, what `print` shows."""
         return object.__format__(self, spec) if self.ndim else self.item().__format__(spec)
 
+    def remark(self) -> str:
+        """Returns what the text of a tensor says after the local shard, which may be misread.
+
+        A text moves nothing between ranks: a debugger or an error of one rank may ask for it.
+        """
+        if not self.form.is_pending:
+            return ""
+        return " (one of the parts of its value on all ranks: full_tensor() reduces them)"
+
     def apply_(self, function: Callable[[Any], Any]) -> Any:
         """Replaces each number by what `function` returns for it; all ranks call it for each."""
         return self._overwrite(lambda value: value.apply_(function))

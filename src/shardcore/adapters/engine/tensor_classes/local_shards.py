@@ -24,7 +24,8 @@ class LocalShardTensor(HostAccess, torch.Tensor):
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         shape, content = tuple(self.shape), tensor_contents or self.part
-        return f"LocalShardTensor({content!r}, shape={shape}, layout={self.mesh_layout})"
+        text = f"LocalShardTensor({content!r}, shape={shape}, layout={self.mesh_layout})"
+        return text + self.remark()
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
