@@ -36,6 +36,6 @@ def test_the_script_prints_what_the_readme_shows(script):
     assert line == other
     assert ranks.stdout.count(line) == 2, ranks.stderr  # the ranks' line ends may interleave
     (said,) = (line for line in ranks.stderr.splitlines() if "shardcore" in line)
-    assert said.startswith("[shardcore rank 0] Layout map: 2 of 4 variables match no rule")
+    assert said.startswith("[shardcore rank 0] Layout map: 2 of 4 variables of model")
     assert "KERAS_BACKEND" not in ranks.stderr  # a start as usual is no news
     assert "ignored in" not in ranks.stderr  # no scope is closed after torch is gone

@@ -28,7 +28,6 @@ _REASONS = {
     "to_padded_tensor": "of sparse, nested and packed tensors, of which none is sharded",
     "int_repr q_per_channel_axis q_per_channel_scales q_per_channel_zero_points q_scale qscheme "
     "q_zero_point": "of quantized tensors, of which none is sharded",
-    "nonzero_static stft": "needs an argument by name",
     "as_subclass module_load": "gives back an argument",
 }
 LEFT_OUT = {name for names in _REASONS for name in names.split()}
@@ -55,7 +54,8 @@ SELVES = (_floats, _integers, _positive, lambda: _floats()[0], lambda: _floats()
           lambda: _floats().sum(), lambda: torch.complex(_floats(), _floats().T),
           lambda: _integers()[0], lambda: _floats().double(), lambda: _floats().abs(),
           lambda: _floats()[:, :3])  # fmt: skip
-# Arguments that no other method takes, with the number of the tensor that takes them.
+# Arguments that no other method takes, with the number of the tensor that takes them; a dict has
+# those by name.
 OF_ONE = {
     "addbmm": (0, lambda x: (_batch(), _batch())), "addbmm_": (0, lambda x: (_batch(), _batch())),
     "addmv": (3, lambda x: (_floats(), x)), "addmv_": (3, lambda x: (_floats(), x)),
@@ -75,6 +75,8 @@ OF_ONE = {
     "split_with_sizes": (0, lambda x: ((1, 3), 1)),
     "unsafe_split_with_sizes": (0, lambda x: ((1, 3), 1)),
     "istft": (7, lambda x: (6,)),
+    "nonzero_static": (1, lambda x: ({"size": 20},)),
+    "stft": (0, lambda x: (4, 2, 4, torch.ones(4), True, "constant", False, True, True)),
 }  # fmt: skip
 
 
@@ -98,7 +100,9 @@ def _called(name, x, args):
     """Returns what a name gives, and the tensor, which it may have written into."""
     torch.manual_seed(0)
     found = getattr(x, name)
-    return (found(*args) if callable(found) else found), x
+    named = args[-1] if args and isinstance(args[-1], dict) else {}
+    placed = args[:-1] if named else args
+    return (found(*placed, **named) if callable(found) else found), x
 
 
 def cases():

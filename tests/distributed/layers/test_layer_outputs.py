@@ -163,7 +163,8 @@ def test_rules_and_variables_without_a_partner_are_warned_of_once():
         unused, unmatched = messages
         assert "rule 'hiden/bias' matches no variable" in unused
         assert "'hidden/bias'" in unused  # the hint
-        assert "1 of 2 variables match no rule and are replicated: hidden/bias" in unmatched
+        assert "1 of 2 variables of model 'functional' match no rule" in unmatched
+        assert "are replicated: hidden/bias" in unmatched
         assert report.matched == {"hidden/kernel": "hidden/kernel"}
         assert report.unused_rules == ("hiden/bias",)
         assert report.unmatched_paths == ("hidden/bias",)

@@ -18,7 +18,7 @@ from shardcore.adapters.torch_private import is_view, tree_leaves, tree_map_only
 from shardcore.adapters.torch_private.operators import Operator
 from shardcore.domain.derived_layouts import beside
 from shardcore.domain.errors import StrategyError
-from shardcore.domain.rules.basic import fits
+from shardcore.domain.rules.rule import fits
 
 aten = torch.ops.aten
 

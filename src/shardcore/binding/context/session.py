@@ -35,6 +35,7 @@ class Session:
 
     Attributes:
         output_paths: The layers whose outputs a rule names.
+        used_rules: The keys of the rules by which variables were built, of all models.
         packed: The layouts of packed kernels, by path.
         checked: The models that the ranks have compared, and whose rules were checked.
         adopted: The layers whose variables of before the distribution are laid out.
@@ -50,6 +51,7 @@ class Session:
     processes: Processes
     entry: StrategyEntry = attrs.field(repr=False)
     output_paths: set[str] = attrs.field(factory=set, init=False, repr=False)
+    used_rules: set[str] = attrs.field(factory=set, init=False, repr=False)
     packed: dict[str, Layout] = attrs.field(factory=dict, init=False, repr=False)
     checked: "weakref.WeakSet[Any]" = attrs.field(factory=weakref.WeakSet, init=False, repr=False)
     adopted: "weakref.WeakSet[Any]" = attrs.field(factory=weakref.WeakSet, init=False, repr=False)
@@ -166,9 +168,8 @@ class Sessions:
             session = Session(distribution, world, strategy, self.processes, self.entry)
             distribution._shardcore_session = session
             self._alive.add(session)
-            logger.debug(
-                "distribution set: %s over mesh %s", type(distribution).__name__, world.mesh
-            )
+            kind = type(distribution).__name__
+            logger.debug("distribution set: %s over mesh %s", kind, world.mesh)
             warn_of_hosts(world, session.batch_axes, self.processes.hosts, self.crossings)
         return session
 
@@ -272,9 +273,8 @@ class Sessions:
         if len(devices) != self.processes.world_size:
             raise MeshError(
                 f"DeviceMesh {tuple(device_mesh.shape)} has {len(devices)} devices, but the job "
-                f"has {self.processes.world_size} processes, one device each: use all of "
-                "keras.distribution.list_devices(), or start as many processes as the mesh has "
-                "devices (torchrun --nproc_per_node=N)."
+                f"has {self.processes.world_size} processes: use all of keras.distribution."
+                "list_devices(), or start one for each device (torchrun --nproc_per_node=N)."
             )
         return World(
             Mesh(device_mesh.shape, device_mesh.axis_names),

@@ -1,10 +1,11 @@
 """Reports and warnings about the rules of the layout map that variables and outputs got."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 from keras import Model, Variable
+from keras.distribution import ModelParallel
 
 from shardcore.binding import keras_private
 from shardcore.binding.context.session import Session
@@ -84,23 +85,62 @@ def check_plan(model: Model, session: Session) -> None:
 
 
 def warn_of_rules(model: Model, session: Session) -> None:
-    """Warns once about rules that match nothing and variables without a rule."""
+    """Warns of variables without a rule, and once of rules that no model has used so far.
+
+    Where a method of the user gives the layouts, rules decide nothing.
+    """
     report = rules_report(model, session)
-    if report is None:
+    if report is None or _decides_itself(session.distribution):
         return
-    for rule in report.unused_rules:
+    used = _used_rules(report, session)
+    unused = [rule for rule in report.unused_rules if rule not in used]
+    new = [rule for rule in unused if f"unused {rule}" not in session.warnings]
+    session.warnings.update(f"unused {rule}" for rule in new)
+    if unused and not used:
+        _warn_of_all_rules(model, report)
+        return
+    for rule in new:
         logger.warning(
-            "Layout map: rule %r matches no variable and no output of the model%s",
+            "Layout map: rule %r matches no variable and no output of the models so far%s",
             rule,
             ": " + report.hints[rule] if rule in report.hints else "",
         )
     unmatched = report.unmatched_paths
     if unmatched:
         logger.warning(
-            "Layout map: %d of %d variables match no rule and are replicated: %s%s. "
+            "Layout map: %d of %d variables of model %r match no rule and are replicated: %s. "
             "shardcore.rules_report(model) lists all.",
             len(unmatched),
             len(unmatched) + len(report.matched),
-            ", ".join(unmatched[:4]),
-            ", ..." if len(unmatched) > 4 else "",
+            model.name,
+            _first(unmatched),
         )
+
+
+def _decides_itself(distribution: ModelParallel) -> bool:
+    """Returns whether a subclass of the user chooses the layouts of variables."""
+    return type(distribution).get_variable_layout is not ModelParallel.get_variable_layout
+
+
+def _used_rules(report: RulesReport, session: Session) -> set[str]:
+    """Returns the keys of the rules that a variable or an output of any model has got."""
+    outputs = map(session.rule, session.output_paths)
+    return {*report.matched.values(), *session.used_rules, *(each.key for each in outputs if each)}
+
+
+def _warn_of_all_rules(model: Model, report: RulesReport) -> None:
+    """Warns that no rule matches: the whole model would be replicated."""
+    hint = next(iter(report.hints.values()), None)
+    logger.warning(
+        "THE LAYOUT MAP SHARDS NOTHING: no rule (%s) matches a path of model %r (%s), so each "
+        "rank has all of it. A rule must match a whole path, as '.*kernel' does%s. "
+        "shardcore.rules_report(model) lists all paths.",
+        _first([repr(rule) for rule in report.unused_rules]),
+        model.name,
+        _first(report.unmatched_paths),
+        f": {hint}" if hint else "",
+    )
+
+
+def _first(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")

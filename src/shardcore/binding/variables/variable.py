@@ -180,6 +180,8 @@ def place(
     variable._shardcore_session = session
     variable._shardcore_ruled = ruled
     variable._shardcore_rule = rule
+    if rule and not new.of_optimizer:
+        session.used_rules.add(rule.key)
     logger.debug(
         "variable %s: shape %s, rule %r, spec %s, placements %s, local shape %s",
         variable.path,

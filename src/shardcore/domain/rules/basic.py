@@ -1,32 +1,9 @@
 """Rules of elementwise operators, operators along some dims, reductions and layer norms."""
 
 from collections.abc import Sequence
-from itertools import zip_longest
 
 from shardcore.domain.placements import ReduceOp
 from shardcore.domain.rules.rule import OperatorRule, Shape, letters, rule, rule_of
-
-
-def fits(shape: Shape, target: Shape) -> bool:
-    """Returns whether a tensor of `shape` is broadcast to `target`, as one that is written there.
-
-    Example:
-        >>> fits((1, 6), (4, 6)), fits((3,), (4, 6)), fits((4, 6), (6,))
-        (True, False, False)
-    """
-    meets = zip(reversed(shape), reversed(target), strict=False)
-    return len(shape) <= len(target) and all(size in (1, full) for size, full in meets)
-
-
-def have_common_shape(shapes: Sequence[Shape]) -> bool:
-    """Returns whether tensors of these shapes are broadcast to one shape.
-
-    Example:
-        >>> have_common_shape([(4, 1), (6,)]), have_common_shape([(4, 6), (4, 3)])
-        (True, False)
-    """
-    columns = zip_longest(*map(reversed, shapes), fillvalue=1)
-    return all(len({*column, 1}) <= 2 for column in columns)
 
 
 def elementwise(shapes: Sequence[Shape], results: int = 1) -> OperatorRule:

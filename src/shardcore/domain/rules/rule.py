@@ -9,7 +9,7 @@ of another factor, which is sharded too.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import zip_longest
 from math import prod
@@ -242,3 +242,25 @@ def rule_of(operands: Iterable[Iterable[str]], results: Iterable[Iterable[str]])
 def letters(ndim: int) -> list[str]:
     """Returns the factors that stand for the dims of a tensor: a, b, c, ..."""
     return [chr(ord("a") + dim) if dim < 26 else f"d{dim}" for dim in range(ndim)]
+
+
+def fits(shape: Shape, target: Shape) -> bool:
+    """Returns whether a tensor of `shape` is broadcast to `target`, as one that is written there.
+
+    Example:
+        >>> fits((1, 6), (4, 6)), fits((3,), (4, 6)), fits((4, 6), (6,))
+        (True, False, False)
+    """
+    meets = zip(reversed(shape), reversed(target), strict=False)
+    return len(shape) <= len(target) and all(size in (1, full) for size, full in meets)
+
+
+def have_common_shape(shapes: Sequence[Shape]) -> bool:
+    """Returns whether tensors of these shapes are broadcast to one shape.
+
+    Example:
+        >>> have_common_shape([(4, 1), (6,)]), have_common_shape([(4, 6), (4, 3)])
+        (True, False)
+    """
+    columns = zip_longest(*map(reversed, shapes), fillvalue=1)
+    return all(len({*column, 1}) <= 2 for column in columns)

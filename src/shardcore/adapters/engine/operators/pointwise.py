@@ -22,6 +22,7 @@ from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.torch_private import Args
 from shardcore.domain.planner.choice import Sharding
 from shardcore.domain.rules import basic
+from shardcore.domain.rules.rule import have_common_shape
 from shardcore.domain.strides import memory_order
 
 aten = torch.ops.aten
@@ -37,7 +38,7 @@ def plan(operator: Operator, *args: object, **kwargs: object) -> Task | None:
     if any(isinstance(each, list) for each in args):
         return None
     operands = [each for each in (*args, *kwargs.values()) if isinstance(each, Operand)]
-    if not basic.have_common_shape([each.shape for each in operands]):
+    if not have_common_shape([each.shape for each in operands]):
         return None  # torch's error names the shapes of full operands
     results = torch_private.number_of_results(operator)
     sharding = _alike(operands, results)

@@ -30,8 +30,9 @@ class ShardedDTensor(HostAccess, GivenDTensor):
 
     __torch_dispatch__ = LocalShardTensor.__torch_dispatch__  # type: ignore[assignment]
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
-        return super().__repr__() + self.remark()
+    def __repr__(self) -> str:  # type: ignore[override]
+        text: str = super().__repr__()  # type: ignore[no-untyped-call]
+        return text + self.remark()
 
     @property
     def spec(self) -> DTensorSpec:  # type: ignore[override]
