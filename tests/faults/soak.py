@@ -102,12 +102,13 @@ def train(minutes: float, folder: Path) -> None:
 def grown(path: Path) -> list[str]:
     """Returns what has grown on a rank since minute five, and prints both.
 
-    A thread that asks the store comes and goes, so the most of a minute is taken.
+    Threads that ask the store and write checkpoints come and go, with descriptors: what is left of
+    them is in the least counts of a minute. Of memory its most counts.
     """
     rows = [line.split() for line in path.read_text().splitlines()]
     samples = [Sample(float(m), float(r), int(d), int(t), int(n)) for m, r, d, t, n in rows]
-    first = _most(samples, min(WARM_MINUTES, samples[-1].minute / 2))
-    last = _most(samples, samples[-1].minute - 1)
+    first = _of_minute(samples, min(WARM_MINUTES, samples[-1].minute / 2))
+    last = _of_minute(samples, samples[-1].minute - 1)
     print(f"{path.name}: {first}\n{path.name}: {last}", flush=True)
     found = [
         f"{name}: {getattr(first, name)}, then {getattr(last, name)}"
@@ -119,10 +120,11 @@ def grown(path: Path) -> list[str]:
     return [f"{path.name}: {each}" for each in found]
 
 
-def _most(samples: list[Sample], minute: float) -> Sample:
-    """Returns the most of each number in the minute that begins at `minute`."""
-    rows = [attrs.astuple(each) for each in samples if minute <= each.minute <= minute + 1]
-    return Sample(*map(max, zip(*rows, strict=True)))
+def _of_minute(samples: list[Sample], minute: float) -> Sample:
+    """Returns the most memory and the least counts of the minute that begins at `minute`."""
+    chosen = [sample for sample in samples if minute <= sample.minute <= minute + 1]
+    least = (min(getattr(sample, name) for sample in chosen) for name in COUNTS)
+    return Sample(minute, max(sample.memory for sample in chosen), *least)
 
 
 def run(minutes: float) -> list[str]:
