@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import socket
+from copy import deepcopy
 
 import numpy as np
 
@@ -128,13 +129,13 @@ def change(content, rng):
     if kind < 0.15:
         del at[key]
     elif kind < 0.3:
-        at[key] = at[rng.choice(keys)]
+        at[key] = deepcopy(at[rng.choice(keys)])
     elif kind < 0.4 and isinstance(at, dict):
         at[rng.choice([each for each in VALUES if isinstance(each, str)])] = at.pop(key)
     elif kind < 0.5 and type(at[key]) is int:
         at[key] += rng.choice([-1, 1, 2**20, -(2**20), 2**62])
     else:
-        at[key] = rng.choice(VALUES)
+        at[key] = deepcopy(rng.choice(VALUES))  # a later change may be inside
     return names
 
 
