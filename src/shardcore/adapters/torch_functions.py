@@ -3,6 +3,7 @@
 They are replaced while shardcore is installed: on a sharded tensor torch's own end the process.
 """
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable
@@ -11,18 +12,26 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import fully_shard
 
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.domain.errors import StrategyError
+
+# The modules of torch from which users import the functions.
+_MODULES_OF_TORCH = frozenset({"torch", "torch.utils.dlpack", "torch.distributed.fsdp"})
 
 
 def replace_functions() -> Callable[[], None]:
     """Replaces the functions; what is returned restores them."""
     with ExitStack() as undo:
         _replace_data(undo)
-        to_dlpack = torch.to_dlpack  # type: ignore[attr-defined]
-        _replace({to_dlpack: _to_dlpack, fully_shard: _fully_shard}, undo)
+        calls: dict[Callable[..., Any], Callable[..., Any]] = {
+            torch.to_dlpack: _to_dlpack  # type: ignore[attr-defined]
+        }
+        with contextlib.suppress(ImportError):  # without DTensor there is no FSDP either
+            from torch.distributed.fsdp import fully_shard
+
+            calls[fully_shard] = _fully_shard
+        _replace(calls, undo)
         return undo.pop_all().close
 
 
@@ -71,16 +80,23 @@ def _fully_shard(original: Callable[..., Any], module: Any, *args: object, **opt
 
 
 def _replace(calls: dict[Callable[..., Any], Callable[..., Any]], undo: ExitStack) -> None:
-    """Replaces functions in all modules, which may have imported them, by calls that get them."""
+    """Replaces functions by calls that get them: in torch, and in modules of the user."""
     replacements = {
         id(original): functools.wraps(original)(functools.partial(call, original))
         for original, call in calls.items()
     }
     for module in list(sys.modules.values()):
-        # Other kinds of modules load what is asked for.
-        if type(module) is not ModuleType or module.__name__ == __name__:
+        # Other kinds of modules load what is asked for. Of torch `to_dlpack` and `fully_shard` are
+        # where users import them from; other libraries have thousands of modules without them.
+        if type(module) is not ModuleType or not _may_have_imported(module):
             continue
         for name, value in list(vars(module).items()):
             if id(value) in replacements:
                 undo.callback(setattr, module, name, value)
                 setattr(module, name, replacements[id(value)])
+
+
+def _may_have_imported(module: ModuleType) -> bool:
+    file = getattr(module, "__file__", None) or ""
+    is_of_library = "site-packages" in file or "dist-packages" in file or file == __file__
+    return module.__name__ in _MODULES_OF_TORCH or not is_of_library
