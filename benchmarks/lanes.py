@@ -75,7 +75,7 @@ class ForkedLane:
         for rank in range(ranks):
             ours, theirs = context.Pipe()
             settings = _Rank(rank, ranks, self._folder.name, port, self._log, make, maps)
-            process = context.Process(target=_run, args=(settings, theirs), daemon=False)
+            process = context.Process(target=_run, args=(settings, theirs))
             process.start()
             theirs.close()
             self._pipes.append(ours)

@@ -112,7 +112,7 @@ def shown(part: Any) -> str:
 
 def read(text: str) -> Program:
     """Returns the program that a text shows."""
-    program = eval(text, {each.__name__: each for each in (Layer, Event, Program)})
+    program = eval(text, {part.__name__: part for part in (Layer, Event, Program)})
     assert isinstance(program, Program), text
     return program
 

@@ -36,18 +36,22 @@ class Prefetch:
     left: int | None = attrs.field(default=None, init=False)
     _source: Iterable[object] = attrs.field(default=(), init=False)
     _draw: Draw | None = attrs.field(default=None, init=False)
+    _is_shared: bool = attrs.field(default=False, init=False)
     _batches: Iterator[object] = attrs.field(factory=lambda: iter(()), init=False)
     _ahead: Drawn | Exception | None = attrs.field(default=None, init=False)
     _given: Drawn | None = attrs.field(default=None, init=False)
 
-    def read(self, source: Iterable[object], draw: Draw | None) -> "Prefetch":
+    def read(
+        self, source: Iterable[object], draw: Draw | None, is_shared: bool = False
+    ) -> "Prefetch":
         """Reads another source from now on.
 
         Args:
             source: The batches.
             draw: Draws a batch ahead; None if none may be.
+            is_shared: Whether several ranks read: they may compare what they draw.
         """
-        self._source, self._draw = source, draw
+        self._source, self._draw, self._is_shared = source, draw, is_shared
         return self
 
     def __iter__(self) -> "Prefetch":
@@ -76,13 +80,22 @@ class Prefetch:
         return given.rows() if given is not None and given.batch is batch else None
 
     def fill(self) -> None:
-        """Draws the batch of the next step, if the epoch has one."""
+        """Draws the batch of the next step, if the epoch has one.
+
+        An error of one process is raised where the batch is asked for, as without prefetch. One of
+        several ranks is raised at once: the others may wait for this rank's batch already, and a
+        callback that saves would wait for them.
+        """
         if self._draw is None or self._ahead is not None or self.left == 0:
             return
         self._count()
         try:
             self._ahead = self._draw(self._batches)
-        except Exception as error:  # noqa: BLE001 - raised where the batch is asked for
+        except StopIteration as end:
+            self._ahead = end
+        except Exception as error:
+            if self._is_shared:
+                raise
             self._ahead = error
 
     def _count(self) -> None:

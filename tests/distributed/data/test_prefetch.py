@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from shardcore.testing import run_ranks
+from shardcore.testing import RankFailed, run_ranks
 from tests.distributed.data.batches import RULES, X, Y, model, numbers
 from tests.distributed.programs import assert_close, distribute
 
@@ -134,3 +134,16 @@ def watch_on_rank_0(rank):
 
 def test_a_callback_of_one_rank_keeps_all_from_drawing_ahead():
     assert [numbers_of_rank for numbers_of_rank, *_ in run_ranks(watch_on_rank_0, 2)] == [[0], [0]]
+
+
+def fail_on_rank_1(rank, folder):
+    distribute((2, 1), RULES)
+    dataset = Drawn(error_at=2 if rank == 1 else None)
+    path = folder / "model.weights.h5"
+    saver = keras.callbacks.ModelCheckpoint(path, save_weights_only=True, save_freq=1)
+    model().fit(generator(dataset), shuffle=False, verbose=0, callbacks=[saver])
+
+
+def test_an_error_of_the_data_of_one_rank_is_the_first_of_all(tmp_path):
+    with pytest.raises(RankFailed, match=r"^rank 1 failed:\n(?s:.*)batch 2 cannot be read"):
+        run_ranks(fail_on_rank_1, 2, tmp_path)

@@ -252,7 +252,8 @@ def mask(
     sessions: Sessions, original: Original, sample_weight: Any, *args: object, **kwargs: object
 ) -> Any:
     """Replaces `apply_mask`, so that it does not change weights that were an array."""
-    if _was_array(sample_weight, (sessions.current() or sessions).arrays):
+    session = sessions.current()
+    if _was_array(sample_weight, sessions.arrays if session is None else session.arrays):
         sample_weight = sample_weight.clone()
     return original(sample_weight, *args, **kwargs)
 
@@ -265,7 +266,7 @@ def _was_array(weights: object, arrays: "weakref.WeakSet[torch.UntypedStorage]")
     """
     copied = getattr(weights, "copied", None)
     tensors = (weights, getattr(copied, "base", None))
-    return any(isinstance(each, torch.Tensor) and _memory(each) in arrays for each in tensors)
+    return any(isinstance(tensor, torch.Tensor) and _memory(tensor) in arrays for tensor in tensors)
 
 
 def _memory(tensor: torch.Tensor) -> torch.UntypedStorage:

@@ -71,7 +71,7 @@ class _OwnRows(torch.utils.data.Dataset[Any]):
         return keras_private.map_leaves(join, self.source.__getitems__(indices[rows]))
 
 
-@attrs.frozen
+@attrs.define
 class RowsAhead:
     """Draws a batch before its step.
 
@@ -84,6 +84,7 @@ class RowsAhead:
     adapter: keras_private.DataAdapter
     distribute: Callable[[object], Any]
     stream: torch.cuda.Stream | None = attrs.field(factory=stream_of_copies)
+    _last: Transfer | None = attrs.field(default=None, init=False)
 
     def __call__(self, batches_of_adapter: Iterator[object]) -> Drawn:
         """Draws the next batch; on a GPU its rows are copied beside the kernels that run."""
@@ -91,7 +92,9 @@ class RowsAhead:
             batch = next(batches_of_adapter)
             rows = self.distribute(batch)
             return Drawn(batch, lambda: rows)
-        to_gpu = Transfer(self.stream)
+        if self._last is not None:
+            self._last.finish()  # a generator may fill the same pinned memory again
+        self._last = to_gpu = Transfer(self.stream)
         if keras_private.arrays_of(self.adapter) is None:  # its code may use the GPU
             batch = next(batches_of_adapter)
             if any(map(_is_on_gpu, keras_private.leaves(batch))):

@@ -42,9 +42,14 @@ class Transfer:
         if self._done is not None:
             kernels.wait_event(self._done)
         for leaf in keras_private.leaves(rows):
-            if isinstance(leaf, torch.Tensor):
-                part = leaf.to_local() if hasattr(leaf, "to_local") else leaf
+            part = leaf.to_local() if hasattr(leaf, "to_local") else leaf
+            if isinstance(part, torch.Tensor) and part.is_cuda:
                 part.record_stream(kernels)  # its memory is free when these kernels are done
+
+    def finish(self) -> None:
+        """Waits until the copies are made: what they were made of may be written to again."""
+        if self._done is not None:
+            self._done.synchronize()
 
 
 def stream_of_copies() -> torch.cuda.Stream | None:

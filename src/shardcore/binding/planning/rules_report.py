@@ -125,7 +125,7 @@ def _decides_itself(distribution: ModelParallel) -> bool:
 def _used_rules(report: RulesReport, session: Session) -> set[str]:
     """Returns the keys of the rules that a variable or an output of any model has got."""
     outputs = map(session.rule, session.output_paths)
-    return {*report.matched.values(), *session.used_rules, *(each.key for each in outputs if each)}
+    return {*report.matched.values(), *session.used_rules, *(rule.key for rule in outputs if rule)}
 
 
 def _warn_of_all_rules(model: Model, report: RulesReport) -> None:

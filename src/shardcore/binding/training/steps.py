@@ -129,7 +129,8 @@ class Steps:
         if run is None:
             return source
         ahead = RowsAhead(adapter, partial(_rows, self.sessions)) if may_prefetch else None
-        batches_of_process = run.prefetch.read(source, ahead)
+        is_shared = session is not None and session.mesh.size > 1
+        batches_of_process = run.prefetch.read(source, ahead, is_shared)
         position = run.position
         if position is None:
             return batches_of_process

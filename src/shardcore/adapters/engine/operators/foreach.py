@@ -63,12 +63,8 @@ def _made(operator: Operator, args: tuple[object, ...], kwargs: dict[str, object
         reduced(max(each, key=lambda one: (isinstance(one, ShardedTensor), one.ndim)))
         for each in zip(*tensors, strict=True)
     ]
-    fit = (
-        fits(one.shape, target.shape)
-        for each in tensors
-        for one, target in zip(each, targets, strict=True)
-    )
-    if not all(fit):
+    operands = (zip(operand, targets, strict=True) for operand in tensors)
+    if not all(fits(tensor.shape, target.shape) for pairs in operands for tensor, target in pairs):
         raise StrategyError(
             f"{operator} does not keep the shapes of its tensors, and cannot run on a list of "
             "sharded tensors: call the operator on each tensor."

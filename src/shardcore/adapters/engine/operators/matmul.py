@@ -15,7 +15,7 @@ def _product(operands: str, result: str) -> Planner:
     def plan(_operator: Operator, *args: object, **_kwargs: object) -> Task | None:
         given = [each for each in args if isinstance(each, Operand)]
         rule, shape = basic.product(operands, result, *(each.shape for each in given))
-        if not all(fits(each.shape, shape) for each in given[:-2]):
+        if not all(fits(added.shape, shape) for added in given[:-2]):
             return None  # torch's error names the shapes of full operands
         linear_in = () if given[2:] else _linear_in(given, shape)
         return Task(rule, given, result_shapes=(shape,), linear_in=linear_in)

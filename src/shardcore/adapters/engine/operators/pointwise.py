@@ -39,7 +39,7 @@ def plan(operator: Operator, *args: object, **kwargs: object) -> Task | None:
         return None
     operands = [each for each in (*args, *kwargs.values()) if isinstance(each, Operand)]
     # The buffer of `log_sigmoid` is empty on CUDA.
-    if not have_common_shape([each.shape for each in operands if 0 not in each.shape]):
+    if not have_common_shape([operand.shape for operand in operands if 0 not in operand.shape]):
         return None  # torch's error names the shapes of full operands
     results = torch_private.number_of_results(operator)
     sharding = _alike(operands, results)

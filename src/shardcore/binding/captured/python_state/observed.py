@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from cProfile import Profile
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, TypeGuard
 
 import attrs
 
@@ -19,6 +19,8 @@ from shardcore.ports.capture import Observer
 
 # Code that has no file: of modules that Python contains, and methods that attrs makes.
 _GENERATED = re.compile(r"<(?:frozen|attrs generated \w+) ([\w.]+)>")
+# Methods of a logger that write nothing.
+_ASK = frozenset({"isEnabledFor", "getEffectiveLevel", "getChild", "getLogger"})
 
 
 @attrs.define(eq=False)
@@ -108,7 +110,7 @@ class ObservedCalls:
 
     def _is_trusted(self, code: object) -> bool:
         """Returns whether what code calls is no read of the user's."""
-        if not isinstance(code, CodeType):
+        if not _is_python(code):
             return True
         module = self.module_of(code)
         is_effect = module.partition(".")[0] in rules.EFFECTS
@@ -135,11 +137,10 @@ class ObservedCalls:
 
     def _is_users(self, code: object) -> bool:
         """Returns whether code is neither a library's nor Python's: it counts, whoever calls it."""
-        if not isinstance(code, CodeType):
+        if not _is_python(code):
             return False
         module = self.module_of(code)
-        is_standard = module.partition(".")[0] in sys.stdlib_module_names
-        return not is_standard and not rules.is_library(module)
+        return not rules.is_standard(module) and not rules.is_library(module)
 
     @property
     def count(self) -> int:
@@ -206,10 +207,6 @@ class ObservedCalls:
         """Returns all names of attributes in the code that ran; None if some are computed."""
         if not all(self.names_of(code).are_complete for code in self.users()):
             return None
-        return self._names
-
-    @property
-    def _names(self) -> frozenset[str]:
         names = set[str]().union(*(self.names_of(code).attributes for code in self.users()))
         for code in self._codes.values():
             names.update(code.co_names, code.co_freevars)
@@ -218,14 +215,18 @@ class ObservedCalls:
 
     def effects(self) -> list[str]:
         """Returns what the user's code does that a captured step does not repeat."""
-        is_printing = "<built-in method builtins.print>" in self._called_outside
-        is_logging = any(
-            isinstance(code, CodeType)
-            and self.module_of(code) == "logging"
-            and code.co_name == "makeRecord"  # a level that is asked for is no message
-            for code in self._codes.values()
+        # A level that is asked for is no message, nor is one that the level leaves out.
+        of_user, all_called = (
+            {code.co_name for code in codes if self.module_of(code) == "logging"}
+            for codes in (filter(_is_python, self._called_outside), self._codes.values())
         )
+        is_logging = "makeRecord" in all_called and not of_user <= _ASK
+        is_printing = "<built-in method builtins.print>" in self._called_outside
         return ["prints"] * is_printing + ["log messages"] * is_logging
+
+
+def _is_python(function: object) -> TypeGuard[CodeType]:
+    return isinstance(function, CodeType)
 
 
 @contextmanager
