@@ -16,6 +16,10 @@ LONG_TESTS = {
     "capture/states/test_stale_states.py::"
     "test_no_change_between_epochs_is_missed_on_two_ranks[manual-10]": "dtensor",
     "capture/test_captured.py::"
+    "test_a_step_that_branches_on_a_count_is_captured_for_each_branch[warmed up]": (
+        "the other counts"
+    ),
+    "capture/test_captured.py::"
     "test_captured_steps_have_the_numbers_of_eager_ones[decoder-shape5]": (
         "the matrix of captured models"
     ),
@@ -35,6 +39,8 @@ LONG_TESTS = {
     "test_a_step_of_many_layers_calls_no_more_python[megatron]": "one process",
     "capture/test_captured_names.py::test_a_step_sees_what_its_functions_read[dtensor]": "single",
     "capture/test_captured_names.py::test_a_step_sees_what_its_functions_read[manual]": "single",
+    "capture/test_captured_names.py::"
+    "test_a_value_that_no_guard_can_compare_keeps_a_step_eager_with_a_message[manual]": "dtensor",
     "capture/test_captured_states.py::"
     "test_steps_take_every_transition_and_no_other[shape1-walks1]": "one process",
     "capture/test_captured_values.py::"
@@ -43,11 +49,11 @@ LONG_TESTS = {
     "test_values_that_torch_or_keras_reads_for_itself_are_no_reason_to_run_"
     "eagerly[shape1-cases1]": "one process",
     "checkpoints/test_checkpoint_callback.py::"
-    "test_a_fit_that_was_ended_goes_on_at_the_next_"
-    "step[arrays-7-options1-ended1-None]": "arrays-8",
+    "test_a_fit_that_was_ended_goes_on_at_the_next_step[arrays-7-options1-ended1-None]": "arrays-8",
     "checkpoints/test_checkpoint_callback.py::"
-    "test_a_fit_that_was_ended_goes_on_at_the_next_"
-    "step[generator-9-options4-ended4-resumed4]": "arrays-8",
+    "test_a_fit_that_was_ended_goes_on_at_the_next_step[generator-9-options4-ended4-resumed4]": (
+        "arrays-8"
+    ),
     "checkpoints/test_checkpoint_callback.py::"
     "test_a_fit_that_was_ended_goes_on_at_the_next_"
     "step[steps per epoch-6-options3-ended3-resumed3]": "arrays, generators",
@@ -67,6 +73,10 @@ LONG_TESTS = {
     "failure/test_late_ranks.py::"
     "test_a_rank_whose_connection_breaks_names_the_rank_that_did_not_come": "a stopped rank",
     "failure/test_late_ranks.py::"
+    "test_a_stopped_rank_is_named_with_the_collective_and_the_layer[step_of_own_loop]": (
+        "a captured step"
+    ),
+    "failure/test_late_ranks.py::"
     "test_a_stopped_rank_is_named_with_the_collectives_of_a_compiled_step": "the other steps",
     "failure/test_late_ranks.py::"
     "test_collectives_of_the_users_own_that_do_not_match_are_said_to[True]": "False",
@@ -79,6 +89,8 @@ LONG_TESTS = {
     "files/test_backups.py::"
     "test_each_rank_may_have_a_path_of_its_own_for_all_callbacks": "one path for all",
     "files/test_kills.py": "make faults",
+    "files/test_legacy_files.py::"
+    "test_plain_keras_and_a_mesh_read_what_one_rank_writes[new/folder/m.hdf5]": "m.h5",
     "generation/test_while_loops.py::"
     "test_the_next_loop_sees_other_tensors_numbers_and_attributes": (
         "the tests of changes between steps"
@@ -97,6 +109,13 @@ LONG_TESTS = {
     "idioms/test_refusals.py::test_wrappers_and_collectives_of_torch[manual]": "dtensor",
     "idioms/test_tensor_walk.py::test_each_name_in_each_layout": "two of its layouts",
     "idioms/test_tensor_walk.py::test_each_name_of_a_tensor[first-manual]": "dtensor",
+    "inspection/test_explain.py::"
+    "test_simulated_ranks_move_what_real_ranks_move[mlp-mesh0-fully_sharded-manual]": "dtensor",
+    "inspection/test_explain.py::"
+    "test_the_explanation_lists_the_collectives_that_are_"
+    "counted[decoder-mesh3-tensor_parallel-manual]": (
+        "the MLP under manual, the decoder under dtensor"
+    ),
     "keras_distribution/test_keras_own_tests.py::"
     "test_the_same_tests_of_keras_pass_as_without_shardcore[saving]": "tests/distributed/files",
     "keras_distribution/test_keras_own_tests.py::"
@@ -106,6 +125,8 @@ LONG_TESTS = {
     "launch/test_taken_over.py::test_plans_and_estimates_of_another_process_are_those_of_a_fork": (
         "new interpreters that train"
     ),
+    "layers/test_torch_modules.py::"
+    "test_wrapped_modules_train_as_on_one_device[mesh1-rules1]": "the other mesh",
     "matrix/fast/test_captured.py::test_a_change_that_no_step_sees_is_found": "the other faults",
     "matrix/fast/test_captured.py::test_compiled": "compiled/test_compiled_steps.py",
     "matrix/fast/test_captured.py::test_over_four_ranks_of_which_some_have_more_rows": "two ranks",
@@ -125,11 +146,13 @@ LONG_TESTS = {
     "test_the_estimate_is_what_torch_allocates_on_a_rank": "the other estimates",
     "planning/test_plan_shown.py::test_the_code_of_the_document_runs": "the other pages",
     "planning/test_policies.py::"
-    "test_each_policy_gives_the_numbers_of_one_device_and_the_bytes_of_its_"
-    "plan[dtensor-4]": "two ranks",
+    "test_each_policy_gives_the_numbers_of_one_device_and_the_bytes_of_its_plan[dtensor-4]": (
+        "two ranks"
+    ),
     "planning/test_policies.py::"
-    "test_each_policy_gives_the_numbers_of_one_device_and_the_bytes_of_its_"
-    "plan[manual-2]": "dtensor",
+    "test_each_policy_gives_the_numbers_of_one_device_and_the_bytes_of_its_plan[manual-2]": (
+        "dtensor"
+    ),
     "planning/test_policies.py::"
     "test_tensor_parallel_blocks_reduce_four_times": "traffic/test_moved_tensor_parallel.py",
     "planning/test_traced_steps.py::"
@@ -144,6 +167,8 @@ LONG_TESTS = {
     "test_blocks_with_generated_names_are_traced_once": "blocks whose small weights are held",
     "planning/test_traced_steps.py::"
     "test_four_blocks_of_a_decoder_show_the_others": "blocks whose small weights are held",
+    "plugins/test_contract_plugin.py::"
+    "test_the_example_keeps_its_promises_where_it_is_installed": "strategies/test_contract.py",
     "precision/test_loss_scaling.py::test_a_compiled_step_skips_the_same_steps": "captured steps",
     "precision/test_loss_scaling.py::"
     "test_ranks_skip_the_steps_that_one_device_skips[manual-shape1]": "dtensor",
@@ -172,6 +197,9 @@ LONG_TESTS = {
     "traffic/test_moved_deferred_metrics.py::"
     "test_results_that_one_rank_reads_are_reduced_on_all": "an epoch that all ranks read",
     "traffic/test_moved_expert_parallel.py": "planning/test_traced_steps.py, with experts",
+    "traffic/test_moved_sums.py::test_metrics_are_those_of_one_device[manual]": "dtensor",
+    "traffic/test_moved_tensor_parallel.py::"
+    "test_a_block_takes_four_all_reduces[mesh1]": "the other mesh",
     "traffic/test_moved_tensor_parallel.py::"
     "test_a_block_takes_four_all_reduces[mesh2]": "the other meshes",
     "traffic/test_moved_tensor_parallel.py::"
@@ -179,11 +207,17 @@ LONG_TESTS = {
     "traffic/test_moved_tensor_parallel.py::"
     "test_a_recorded_step_of_uneven_rows_moves_the_same": "even rows",
     "training/test_adoption.py::"
+    "test_a_loop_takes_a_model_an_optimizer_and_a_metric_of_before[momentum-0]": "adam",
+    "training/test_adoption.py::"
     "test_a_loop_takes_a_model_an_optimizer_and_a_metric_of_before[momentum-1]": "adam",
     "training/test_adoption.py::"
     "test_a_loop_takes_a_model_an_optimizer_and_a_metric_of_before[rmsprop-0]": "adam",
     "training/test_adoption.py::"
     "test_a_loop_takes_a_model_an_optimizer_and_a_metric_of_before[rmsprop-1]": "adam",
+    "training/test_adoption.py::"
+    "test_a_model_that_was_trained_on_one_device_goes_on_in_shards[momentum-mesh0]": "adam",
+    "training/test_adoption.py::"
+    "test_a_model_that_was_trained_on_one_device_goes_on_in_shards[momentum-mesh1]": "adam",
     "training/test_adoption.py::"
     "test_a_model_that_was_trained_on_one_device_goes_on_in_shards[rmsprop-mesh0]": "adam",
     "training/test_adoption.py::"
