@@ -20,6 +20,17 @@ REPLACES_MEMORY = ("x.data = value replaces the memory of a tensor", "write x.da
 
 _SEED_BITS = 0xFFFFFFFF
 
+# Ask for the form of a tensor, not for its values: Keras calls these hundreds of times in a step.
+_FORM: frozenset[Any] = frozenset(
+    {
+        *(
+            getattr(torch.Tensor, name).__get__
+            for name in ("device", "dtype", "grad", "is_leaf", "is_meta", "layout", "ndim", "shape")
+        ),
+        *(torch.Tensor.dim, torch.Tensor.is_contiguous, torch.Tensor.numel),
+        *(torch.Tensor.size, torch.Tensor.stride, torch.Tensor.is_floating_point),
+    }
+)
 _READS = {
     torch.Tensor.numpy,
     torch.Tensor.tolist,
@@ -77,6 +88,8 @@ class FunctionListener(TorchFunctionMode):
         self._unobserved = unobserved
 
     def __torch_function__(self, func: Any, types: Any, args: Args = (), kwargs: Any = None) -> Any:
+        if func in _FORM:
+            return func(*args, **kwargs) if kwargs else func(*args)
         kwargs = kwargs or {}
         if func in _READS:
             self._read(args[0], f"Tensor.{func.__name__}()")
@@ -103,7 +116,12 @@ def _may_call_back(func: Any, types: Any, args: Args, kwargs: Kwargs) -> bool:
     """Returns whether a function of torch may call functions of the user: hooks or operands."""
     if func is torch.Tensor.backward or any(map(callable, (*args, *kwargs.values()))):
         return True
-    return not all(kind.__module__.startswith(("torch", "shardcore")) for kind in types)
+    return not all(map(_is_of_torch, types))
+
+
+@cache
+def _is_of_torch(kind: type) -> bool:
+    return kind.__module__.startswith(("torch", "shardcore"))
 
 
 def _is_checked(tensor: Any, num_classes: int = -1) -> bool:

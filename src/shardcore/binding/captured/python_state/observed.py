@@ -1,24 +1,28 @@
 """The functions that the steps of a model call: those that are read as the user's code is."""
 
 import gc
-import os
-import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from cProfile import Profile
-from types import CodeType, ModuleType
-from typing import Any, TypeGuard
+from types import CodeType
+from typing import Any
 
 import attrs
 
 from shardcore.binding.captured.python_state import rules
 from shardcore.binding.captured.python_state.names import Names
+from shardcore.binding.captured.python_state.origins import (
+    is_known,
+    is_module_body,
+    is_python,
+    is_trusted,
+    is_users,
+    origin_of,
+)
 from shardcore.domain.steps.capture import NotCaptured
 from shardcore.ports.capture import Observer
 
-# Code that has no file: of modules that Python contains, and methods that attrs makes.
-_GENERATED = re.compile(r"<(?:frozen|attrs generated \w+) ([\w.]+)>")
 # Methods of a logger that write nothing.
 _ASK = frozenset({"isEnabledFor", "getEffectiveLevel", "getChild", "getLogger"})
 
@@ -40,8 +44,6 @@ class ObservedCalls:
     # What the user's code calls, as far as the profile knows.
     _called_by_users: set[Any] = attrs.field(factory=set, init=False)
     _known_names: dict[CodeType, Names] = attrs.field(factory=dict, init=False)
-    # By the file of a module of Python, its name.
-    _modules: dict[str, str] = attrs.field(factory=dict, init=False)
 
     @contextmanager
     def observed(self) -> Iterator[Observer]:
@@ -60,14 +62,14 @@ class ObservedCalls:
         by_library = self._calls_by_libraries(entries)
         for entry in entries:
             code = entry.code
-            if code in collector or _is_of_module(code):
+            if code in collector or is_module_body(code):
                 continue
             if isinstance(code, CodeType) and id(code) not in self._codes:
                 self._codes[id(code)] = code
                 self._noted += 1
-            if entry.callcount > by_library.get(_key(code), 0) or self._is_users(code):
+            if entry.callcount > by_library.get(_key(code), 0) or is_users(code):
                 self._called_outside[code] = None
-            if self._is_users(code):
+            if is_users(code):
                 self._called_by_users.update(call.code for call in entry.calls or ())
 
     def _calls_by_libraries(self, entries: Sequence[Any]) -> dict[Any, int]:
@@ -76,8 +78,8 @@ class ObservedCalls:
         Such a module counts as theirs if they alone call its function.
         """
         counts: dict[Any, int] = {}
-        waiting = [entry for entry in entries if not self._is_trusted(entry.code)]
-        ready = [entry for entry in entries if self._is_trusted(entry.code)]
+        waiting = [entry for entry in entries if not is_trusted(entry.code)]
+        ready = [entry for entry in entries if is_trusted(entry.code)]
         while ready:
             for call in (call for entry in ready for call in entry.calls or ()):
                 key = _key(call.code)
@@ -85,8 +87,7 @@ class ObservedCalls:
             ready = [
                 entry
                 for entry in waiting
-                if entry.callcount <= counts.get(_key(entry.code), 0)
-                and not self._is_users(entry.code)
+                if entry.callcount <= counts.get(_key(entry.code), 0) and not is_users(entry.code)
             ]
             known = set(map(id, ready))
             waiting = [entry for entry in waiting if id(entry) not in known]
@@ -97,50 +98,6 @@ class ObservedCalls:
         self._codes.clear()
         self._called_outside.clear()
         self._called_by_users.clear()
-
-    def module_of(self, code: CodeType) -> str:
-        """Returns the name of the module that has the code; empty without one."""
-        file = code.co_filename
-        if generated := _GENERATED.match(file):
-            return generated.group(1)
-        if file not in self._modules:
-            self._modules |= _names_by_file()
-            self._modules.setdefault(file, self._library_of(file))
-        return self._modules[file]
-
-    def _is_trusted(self, code: object) -> bool:
-        """Returns whether what code calls is no read of the user's."""
-        if not _is_python(code):
-            return True
-        module = self.module_of(code)
-        is_effect = module.partition(".")[0] in rules.EFFECTS
-        return _is_of_module(code) or is_effect or rules.is_library(module)
-
-    def _library_of(self, file: str) -> str:
-        """Returns the library in whose folder a file is; empty without one.
-
-        A module may take its own place in `sys.modules`, as `torch._VF` does.
-        """
-        for name in rules.LIBRARIES:
-            module = sys.modules.get(name)
-            folder = os.path.dirname(getattr(module, "__file__", None) or "")
-            if folder and file.startswith(folder + os.sep):
-                return name
-        return ""
-
-    def is_known(self, code: object) -> bool:
-        """Returns whether code is a library's, which reads only what is compared."""
-        if not isinstance(code, CodeType):
-            return True
-        module = self.module_of(code)
-        return rules.is_library(module) or (rules.is_pure(module) and code.co_name != "<lambda>")
-
-    def _is_users(self, code: object) -> bool:
-        """Returns whether code is neither a library's nor Python's: it counts, whoever calls it."""
-        if not _is_python(code):
-            return False
-        module = self.module_of(code)
-        return not rules.is_standard(module) and not rules.is_library(module)
 
     @property
     def count(self) -> int:
@@ -153,14 +110,14 @@ class ObservedCalls:
 
     def has_called_module(self, name: str) -> bool:
         """Returns whether a step called a function of the module `name`."""
-        return any(self.module_of(code) == name for code in self._codes.values())
+        return any(origin_of(code).module == name for code in self._codes.values())
 
     def users(self) -> list[CodeType]:
         """Returns the code that is read: the user's, and that of unknown modules."""
         return [
             code
             for code in self._called_outside
-            if isinstance(code, CodeType) and not self.is_known(code)
+            if isinstance(code, CodeType) and not is_known(code)
         ]
 
     def names_of(self, code: CodeType) -> Names:
@@ -182,7 +139,7 @@ class ObservedCalls:
                 if rules.is_setting(code) and not self._is_named(code, rules.bare_name(code)):
                     why = ""  # a library asks for it where the profile does not know the caller
             else:
-                name = f"{self.module_of(code).partition('.')[0]}.{code.co_qualname}"
+                name = f"{origin_of(code).module.partition('.')[0]}.{code.co_qualname}"
                 is_refused = name in rules.REFUSED_FUNCTIONS and (
                     name not in rules.USED_BY_LIBRARIES or self._is_named(code, code.co_name)
                 )
@@ -217,16 +174,12 @@ class ObservedCalls:
         """Returns what the user's code does that a captured step does not repeat."""
         # A level that is asked for is no message, nor is one that the level leaves out.
         of_user, all_called = (
-            {code.co_name for code in codes if self.module_of(code) == "logging"}
-            for codes in (filter(_is_python, self._called_outside), self._codes.values())
+            {code.co_name for code in codes if origin_of(code).module == "logging"}
+            for codes in (filter(is_python, self._called_outside), self._codes.values())
         )
         is_logging = "makeRecord" in all_called and not of_user <= _ASK
         is_printing = "<built-in method builtins.print>" in self._called_outside
         return ["prints"] * is_printing + ["log messages"] * is_logging
-
-
-def _is_python(function: object) -> TypeGuard[CodeType]:
-    return isinstance(function, CodeType)
 
 
 @contextmanager
@@ -252,30 +205,8 @@ def _profile() -> Iterator[Any]:
             own.stop()
 
 
-def _is_of_module(code: object) -> bool:
-    """Returns whether code is the body of a module, which runs when it is imported.
-
-    What `exec` and `eval` run has the same name, and is refused where they are called.
-    """
-    return isinstance(code, CodeType) and code.co_name == "<module>"
-
-
 def _key(code: object) -> object:
     return id(code) if isinstance(code, CodeType) else code
-
-
-def _names_by_file() -> dict[str, str]:
-    """Returns the name of each loaded module by its file.
-
-    By their dicts: a module may import others when it is asked for an attribute.
-    """
-    names: dict[str, str] = {}
-    for name, module in list(sys.modules.items()):
-        if isinstance(module, ModuleType):
-            file = vars(module).get("__file__")
-            if isinstance(file, str):
-                names.setdefault(file, name)
-    return names
 
 
 def is_profiled() -> bool:

@@ -26,6 +26,7 @@ from shardcore.binding.captured.python_state.held import Held
 from shardcore.binding.captured.python_state.object_walk import ObjectWalk
 from shardcore.binding.captured.python_state.objects import is_of
 from shardcore.binding.captured.python_state.observed import ObservedCalls
+from shardcore.binding.captured.python_state.origins import is_known, origin_of
 from shardcore.binding.captured.python_state.readers import decimal_context, held_in
 from shardcore.binding.context.rank_consistency import variables_of
 from shardcore.domain.steps.capture import NotCaptured
@@ -192,7 +193,7 @@ class _Walk(ObjectWalk):
         """Returns the global variables of code; None if no function with it is known yet."""
         if space := self.namespaces.get(id(code)):
             return space
-        module = sys.modules.get(self.called.module_of(code))
+        module = sys.modules.get(origin_of(code).module)
         if isinstance(module, ModuleType):
             return vars(module)
         # The methods that `dataclass` and `namedtuple` generate have no module, and read nothing
@@ -204,7 +205,7 @@ class _Walk(ObjectWalk):
         return vars(builtins) if is_closed else None
 
     def _cached_function(self, function: Any) -> None:
-        if is_of(function, FunctionType) and not self.called.is_known(function.__code__):
+        if is_of(function, FunctionType) and not is_known(function.__code__):
             self._globals(function.__code__, function.__globals__)
 
     def _function(self, function: FunctionType, name: str) -> None:
@@ -213,7 +214,7 @@ class _Walk(ObjectWalk):
         In the closure of a library's function there may be one of the user's.
         """
         code = function.__code__
-        is_own = not self.called.is_known(code)
+        is_own = not is_known(code)
         if is_own:
             title = f"function {function.__qualname__}"
             self._attributes(vars(function), title, is_library=False)
