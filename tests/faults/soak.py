@@ -29,20 +29,27 @@ WARM_MINUTES = 5.0
 # By how much the resident memory may have grown since then.
 MOST = 0.01
 BETWEEN_SECONDS = 10.0
-# What is counted on a rank, and must not grow; the memory may do so by MOST.
-COUNTS = ("descriptors", "threads", "tensors")
-GROWING = ("memory", *COUNTS)
+# What may not grow on a rank; the memory may do so by MOST.
+GROWING = ("memory", "descriptors", "threads", "tensors")
 
 
 @attrs.frozen
 class Sample:
-    """The resident memory of a rank in MiB at one moment, and counts of what it holds."""
+    """What a rank holds at one moment.
+
+    Args:
+        minute: The moment, in minutes since the begin.
+        memory: The resident memory in MiB.
+        descriptors: The number of open files.
+        tensors: The number of tensors.
+        threads: The numbers of the threads.
+    """
 
     minute: float
     memory: float
     descriptors: int
-    threads: int
     tensors: int
+    threads: frozenset[int]
 
     @classmethod
     def now(cls, began: float) -> "Sample":
@@ -53,8 +60,45 @@ class Sample:
             round((time.monotonic() - began) / 60, 2),
             round(pages * os.sysconf("SC_PAGE_SIZE") / 2**20, 1),
             len(os.listdir("/proc/self/fd")),
-            threading.active_count(),
-            sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects()),
+            sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects()),
+            frozenset(thread.native_id or 0 for thread in threading.enumerate()),
+        )
+
+    @classmethod
+    def of_line(cls, line: str) -> "Sample":
+        """Returns the sample that `line` has written."""
+        minute, memory, descriptors, tensors, *threads = line.split()
+        numbers = frozenset(map(int, threads))
+        return cls(float(minute), float(memory), int(descriptors), int(tensors), numbers)
+
+    def line(self) -> str:
+        """Returns the sample as a line of text."""
+        numbers = (self.minute, self.memory, self.descriptors, self.tensors, *self.threads)
+        return " ".join(map(str, numbers)) + "\n"
+
+
+@attrs.frozen
+class Minute:
+    """What a rank holds in a minute: the most memory, and what it holds all the time."""
+
+    memory: float
+    descriptors: int
+    tensors: int
+    threads: int
+
+    @classmethod
+    def of(cls, samples: list[Sample], begin: float) -> "Minute":
+        """Returns the minute that begins at `begin`.
+
+        Threads that ask the store and write checkpoints come and go, with descriptors. So the least
+        numbers of a minute count, and the threads that live all of it.
+        """
+        chosen = [sample for sample in samples if begin <= sample.minute <= begin + 1]
+        return cls(
+            max(sample.memory for sample in chosen),
+            min(sample.descriptors for sample in chosen),
+            min(sample.tensors for sample in chosen),
+            len(frozenset.intersection(*(sample.threads for sample in chosen))),
         )
 
 
@@ -70,7 +114,7 @@ class Samples(keras.callbacks.Callback):
         if passed >= self.next:
             self.next = passed + BETWEEN_SECONDS
             with self.path.open("a") as file:
-                file.write(" ".join(map(str, attrs.astuple(Sample.now(self.began)))) + "\n")
+                file.write(Sample.now(self.began).line())
         self.model.stop_training = shardcore.agree(passed > 60 * self.minutes)
 
 
@@ -100,31 +144,17 @@ def train(minutes: float, folder: Path) -> None:
 
 
 def grown(path: Path) -> list[str]:
-    """Returns what has grown on a rank since minute five, and prints both.
-
-    Threads that ask the store and write checkpoints come and go, with descriptors: what is left of
-    them is in the least counts of a minute. Of memory its most counts.
-    """
-    rows = [line.split() for line in path.read_text().splitlines()]
-    samples = [Sample(float(m), float(r), int(d), int(t), int(n)) for m, r, d, t, n in rows]
-    first = _of_minute(samples, min(WARM_MINUTES, samples[-1].minute / 2))
-    last = _of_minute(samples, samples[-1].minute - 1)
+    """Returns what has grown on a rank since minute five, and prints both minutes."""
+    samples = [Sample.of_line(line) for line in path.read_text().splitlines()]
+    first = Minute.of(samples, min(WARM_MINUTES, samples[-1].minute / 2))
+    last = Minute.of(samples, samples[-1].minute - 1)
     print(f"{path.name}: {first}\n{path.name}: {last}", flush=True)
-    found = [
-        f"{name}: {getattr(first, name)}, then {getattr(last, name)}"
-        for name in COUNTS
-        if getattr(last, name) > getattr(first, name)
+    allowed = attrs.asdict(first) | {"memory": (1 + MOST) * first.memory}
+    return [
+        f"{path.name}: {name}: {getattr(first, name)}, then {getattr(last, name)}"
+        for name in GROWING
+        if getattr(last, name) > allowed[name]
     ]
-    if last.memory > (1 + MOST) * first.memory:
-        found.append(f"memory: {first.memory} MiB, then {last.memory} MiB")
-    return [f"{path.name}: {each}" for each in found]
-
-
-def _of_minute(samples: list[Sample], minute: float) -> Sample:
-    """Returns the most memory and the least counts of the minute that begins at `minute`."""
-    chosen = [sample for sample in samples if minute <= sample.minute <= minute + 1]
-    least = (min(getattr(sample, name) for sample in chosen) for name in COUNTS)
-    return Sample(minute, max(sample.memory for sample in chosen), *least)
 
 
 def run(minutes: float) -> list[str]:
