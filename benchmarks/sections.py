@@ -16,6 +16,7 @@ from benchmarks import (
     contenders,
     generation,
     many_ranks,
+    newcomer,
     plans,
     rounds,
     rows,
@@ -241,6 +242,11 @@ def waiting_for_input(options: Options) -> Iterator[Row]:
     yield from waiting.rows(options.quick, options.strategy, "cpu")
 
 
+def first_program(options: Options) -> Iterator[Row]:
+    """The whole of a newcomer's program on two ranks, against Keras on one process."""
+    yield from newcomer.rows(options.quick, options.strategy, options.rounds)
+
+
 def _cuda(options: Options) -> Iterator[Row]:
     from benchmarks import cuda  # which imports what is above
 
@@ -255,6 +261,7 @@ SECTIONS: dict[str, Callable[[Options], Iterator[Row]]] = {
     "small": small,
     "generate": generate,
     "warmup": warm_up,
+    "newcomer": first_program,
     "growth": growth,
     "compiling": compiling,
     "worlds": simulated,

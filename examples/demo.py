@@ -56,7 +56,9 @@ def main():
 def train(name, command):
     """Run `command` on this terminal, one thread per process, and read what it reports."""
     with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        # It has few steps, and shows the collectives of captured ones.
+        own = {"OMP_NUM_THREADS": "1", "SHARDCORE_CAPTURE": "at-once"}
+        environment = {**os.environ, **own}
         done = subprocess.run([*command, "--report", folder], env=environment, check=False)
         if done.returncode != 0:
             sys.exit(f"The run on {name} failed with exit code {done.returncode}.")

@@ -11,6 +11,8 @@ from tests.long_tests import LONG_TESTS
 
 # Before anybody imports Keras: the backend that this project is about.
 os.environ["KERAS_BACKEND"] = "torch"
+# Tests have few steps. When recording them pays is tested by itself.
+os.environ.setdefault("SHARDCORE_CAPTURE", "at-once")
 
 # A loaded machine is no reason to fail: hypothesis measures no time here.
 settings.register_profile("shardcore", deadline=None)

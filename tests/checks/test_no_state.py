@@ -47,7 +47,10 @@ ALLOWED = {
     "adapters/capture/recording/recorder.py: _recording": "likewise",
     "binding/data/transfer.py: _open": "of a context, None outside a `with`; read below Keras",
     "adapters/capture/recording/functions.py: cache of seeded_by_tensor": "of functions of Keras",
+    "adapters/capture/recording/functions.py: cache of _is_of_torch": "of classes",
     "adapters/capture/recording/values.py: cache of _is_value": "of classes",
+    "binding/captured/python_state/origins.py: cache of _origin_of_file": "of files",
+    "binding/captured/python_state/origins.py: cache of _names_by_file": "of Python's modules",
     **dict.fromkeys(
         (
             f"binding/captured/python_state/objects.py: cache of {name}"

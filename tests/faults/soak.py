@@ -35,7 +35,7 @@ GROWING = ("memory", "descriptors", "threads", "tensors")
 
 @attrs.frozen
 class Sample:
-    """What a rank holds at one moment.
+    """A look at a rank at one moment.
 
     Args:
         minute: The moment, in minutes since the begin.
@@ -79,7 +79,7 @@ class Sample:
 
 @attrs.frozen
 class Minute:
-    """What a rank holds in a minute: the most memory, and what it holds all the time."""
+    """The most memory of a rank in a minute, and what it holds all the time."""
 
     memory: float
     descriptors: int

@@ -145,7 +145,7 @@ def _attempted(program: Program, shapes: Shapes | None, folder: Path) -> Run:
         keras.utils.clear_session()
         _set_floatx(program.floatx)
         if shapes is not None:
-            os.environ["SHARDCORE_CAPTURE"] = "audit:2" if program.capture == "audit" else ""
+            os.environ["SHARDCORE_CAPTURE"] = "audit:2" if program.capture == "audit" else "at-once"
             shardcore.install(program.strategy)
             _distribute(program, shapes)
         keras.utils.set_random_seed(7)

@@ -55,6 +55,8 @@ def environment() -> dict[str, str]:
     """Returns the variables of the lane, which torch reads when it is imported."""
     return {
         "KERAS_BACKEND": "torch",
+        # Tests and benchmarks have few steps.
+        "SHARDCORE_CAPTURE": "at-once",
         **NO_CUDA_TO_LOOK,
         # Float32 is float32: cuDNN would take 10 bits of each factor, and tests compare.
         "NVIDIA_TF32_OVERRIDE": "0",

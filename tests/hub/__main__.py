@@ -10,6 +10,7 @@ import sys
 
 os.environ.setdefault("KERAS_BACKEND", "torch")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("SHARDCORE_CAPTURE", "at-once")
 
 from shardcore.testing import RankFailed  # after the backend is named
 from tests.hub import page

@@ -20,6 +20,7 @@ import time
 
 os.environ.setdefault("KERAS_BACKEND", "torch")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("SHARDCORE_CAPTURE", "at-once")
 
 from tests.matrix import page, stored, strategies  # after the backend is named
 from tests.matrix.outcomes import Outcome

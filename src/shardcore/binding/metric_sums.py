@@ -44,10 +44,19 @@ class TrainerRun:
     # Whether no code of the user runs between the steps of an epoch; and its steps until now.
     is_undisturbed: bool = False
     steps: int = 0
+    batches: int | None = None  # of an epoch; None if their number is unknown
+    epochs_left: int = 0  # after this one
 
     def begin_epoch(self, is_undisturbed: bool) -> None:
         """Begins an epoch: code of the user may have run before it."""
         self.is_undisturbed, self.steps = is_undisturbed, 0
+        self.epochs_left = max(self.epochs_left - 1, 0)
+
+    def steps_left(self) -> int | None:
+        """Returns the steps that are left, the one that runs included; None if unknown."""
+        if self.batches is None or self.prefetch.left is None:
+            return None
+        return 1 + self.prefetch.left + self.epochs_left * self.batches
 
     def follows(self) -> bool:
         """Returns whether no code of the user ran between the last step and this one."""

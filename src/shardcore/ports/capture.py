@@ -122,6 +122,10 @@ class StepCapture(Protocol[TensorT_contra]):
         """
 
     @property
+    def at_once(self) -> bool:
+        """Whether steps are recorded from the first one on, whether it pays or not."""
+
+    @property
     def audit_interval(self) -> int:
         """One in so many captured steps is audited; 0 if none is."""
 

@@ -25,6 +25,9 @@ def __getattr__(name: str) -> Any:
 def count_collectives() -> AbstractContextManager["Traffic"]:
     """Counts the collectives that this thread starts inside the `with`.
 
+    A captured step starts other collectives than an eager one. `SHARDCORE_CAPTURE=at-once` captures
+    the third step.
+
     Returns:
         A context of an object with two counters by name ("all_reduce"): `calls`, and
         `operand_bytes`, the bytes of the operands of this rank.

@@ -13,7 +13,7 @@ import torch
 from shardcore.adapters.capture.running.program import RecordedProgram, TraceCapture
 from shardcore.adapters.capture.trace.trace import Trace
 from shardcore.binding.captured.cache import CacheEntry
-from shardcore.domain.steps.capture import TRANSITIONS, Event, State, TracesDiffer
+from shardcore.domain.steps.capture import TRANSITIONS, Event, Payback, State, TracesDiffer
 from shardcore.testing import run_ranks
 from tests.distributed.capture.steps import (
     Spy,
@@ -28,8 +28,11 @@ from tests.distributed.capture.steps import (
 X, Y = np.ones((8, 4), "float32"), np.arange(8) % 4
 factor = Trace(donated=1.0)  # no guard sees it: it is an object of shardcore
 
+costs = {"too much": False}  # read outside of the steps
+
 RECORDED, DIFFERED, MATCHED = Event.RECORDED, Event.DIFFERED, Event.MATCHED
 SKIPPED, RAN, CHANGED, REFUSED = Event.SKIPPED, Event.RAN, Event.CHANGED, Event.REFUSED
+POSTPONED = Event.POSTPONED
 
 
 class Steered(Spy):
@@ -52,6 +55,11 @@ class Steered(Spy):
 
 def change_attribute(model):
     model.layers[1].factor += 0.5
+
+
+def take_too_long(model):
+    """Lets no recording pay, until it is called again."""
+    costs["too much"] = not costs["too much"]
 
 
 def change_unguarded(model):
@@ -81,6 +89,10 @@ WALKS = {
     "changed once captured": (
         [ONE, ONE, change_attribute, ONE, ONE, ONE],
         [RECORDED, MATCHED, CHANGED, RECORDED, MATCHED, RAN],
+    ),
+    "recording takes too long": (
+        [take_too_long, ONE, take_too_long, ONE, ONE, ONE],
+        [POSTPONED, RECORDED, MATCHED, RAN],
     ),
     "two numbers in turns": (
         [ONE, ZERO, ONE, ZERO, ONE, ZERO],
@@ -123,7 +135,13 @@ def walked(actions, jit_compile):
         note(entry, event)
         trail.append((before, event, entry.progress.state, entry.signature.sizes))
 
-    with mock.patch.object(CacheEntry, "after", noted):
+    def pays(*_):
+        return not costs["too much"]
+
+    with (
+        mock.patch.object(CacheEntry, "after", noted),
+        mock.patch.object(Payback, "is_worth", pays),
+    ):
         for action in actions:
             if callable(action):
                 action(model)
@@ -137,6 +155,7 @@ def walked(actions, jit_compile):
 
 # Over two ranks these: with each event, but not in each state.
 OVER_TWO = (
+    "recording takes too long",
     "smaller batches, another number",
     "changed once captured",
     "differed once captured",

@@ -64,6 +64,7 @@ class Command:
         return "".join((folder / f"rank-{rank}").read_text() for rank in range(self.ranks))
 
     def _program(self, rank, folder):
+        os.environ.pop("SHARDCORE_CAPTURE", None)  # of the tests
         os.environ.update(self.environment)
         if not self.is_launched:
             for name in LAUNCHED:

@@ -52,6 +52,8 @@ def agreed(
         return Outcome(Event.REFUSED, reason=next(reason for _, reason, _ in everyone if reason))
     if Event.SKIPPED in events:
         return Outcome(Event.SKIPPED)
+    if Event.POSTPONED in events:
+        return Outcome(Event.POSTPONED)
     if events != {Event.MATCHED}:
         return Outcome(Event.DIFFERED if Event.DIFFERED in events else Event.RECORDED)
     found: dict[str, set[str]] = {}

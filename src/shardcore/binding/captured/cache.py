@@ -1,6 +1,7 @@
 """The programs of a step, by what its batches have in common."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -11,7 +12,7 @@ from shardcore.binding import keras_private
 from shardcore.binding.captured import torch_modes
 from shardcore.binding.captured.python_state.guard import PythonGuard
 from shardcore.binding.context.session import Session
-from shardcore.domain.steps.capture import Event, GuardFailed, Progress, State
+from shardcore.domain.steps.capture import Event, GuardFailed, Payback, Progress, State
 from shardcore.ports.capture import Program, StepTrace
 
 # After so many runs traces without a program are dropped: they hold copies of small tensors.
@@ -68,6 +69,7 @@ class CacheEntry:
         programs: The step, specialized to the numbers that it reads; the last one that ran first.
         unstable: Why these steps change too often to be captured; empty if they do not.
         guard: What Python held after the last trace; None before the first, and at the end.
+        payback: The eager steps, and from when on recording one pays.
     """
 
     signature: Signature
@@ -76,12 +78,36 @@ class CacheEntry:
     programs: list[Program] = attrs.field(factory=list)
     guard: PythonGuard | None = None
     unstable: str = ""
+    payback: Payback = attrs.field(factory=Payback)
+    _was_due: bool = attrs.field(default=False, init=False)
 
     def after(self, event: Event) -> None:
         """Notes `event`; drops what the new state has no use for."""
         self.progress = self.progress.after(event)
         if self.progress.state in (State.NEW, State.EAGER):
             self.programs, self.traces, self.guard = [], {}, None
+        if event is Event.POSTPONED:
+            self.payback, self._was_due = self.payback.postponed(), False
+
+    def is_due(self, left: float | None, recordings: int) -> bool:
+        """Returns whether the step is recorded, now that it has no trace.
+
+        Once it was, it is again until all ranks postpone it: Python state may change on one rank
+        alone, which begins anew while the others record their second step.
+
+        Args:
+            left: The steps that are left; None if that is unknown.
+            recordings: The recorded steps that a program takes.
+        """
+        self._was_due = self._was_due or self.payback.is_due(left, recordings)
+        return self._was_due
+
+    def run_eagerly(self, step: Callable[[], Any]) -> Any:
+        """Returns what `step` returns, and notes its time."""
+        began = time.perf_counter()
+        outputs = step()
+        self.payback = self.payback.after(time.perf_counter() - began)
+        return outputs
 
     def run(
         self, tensors: Sequence[object], owner: Program | None = None

@@ -48,6 +48,15 @@ class Reports:
         """Logs that a change of Python state drops the programs."""
         logger.debug("%s of %r: %s has changed", self.name, self.trainer.name, change)
 
+    def postponed(self, needed: int) -> None:
+        """Logs that recording takes too long for the steps that are left."""
+        logger.debug(
+            "%s of %r runs eagerly: recording pays from %d steps on",
+            self.name,
+            self.trainer.name,
+            needed,
+        )
+
     def captured(self, effects: Sequence[str], remark: str) -> None:
         """Logs that the step has a program, which does not repeat `effects`."""
         logger.debug("%s of %r is captured: %.1f s", self.name, self.trainer.name, self._seconds)

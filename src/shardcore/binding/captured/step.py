@@ -3,10 +3,10 @@
 The states of a step, and what leads from one to another, are in `domain.steps.capture`.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import attrs
@@ -17,6 +17,7 @@ from shardcore.binding.captured.agreement import Outcome, agreed, gathered
 from shardcore.binding.captured.cache import CacheEntry, LastRun, Signature
 from shardcore.binding.captured.closures import Closures
 from shardcore.binding.captured.local_tensors import are_plain, local_tensors
+from shardcore.binding.captured.maker import ProgramMaker
 from shardcore.binding.captured.python_state.guard import PythonGuard
 from shardcore.binding.captured.python_state.object_walk import NEW_ATTRIBUTES
 from shardcore.binding.captured.python_state.observed import (
@@ -32,12 +33,10 @@ from shardcore.domain.steps.capture import (
     NotCaptured,
     Progress,
     State,
-    TracesDiffer,
 )
 from shardcore.ports.capture import Program, RecordedSums, StepCapture, StepTrace
 
 _KEEP = "keep it in a variable (add_weight of the layer, or keras.Variable)"
-_DRAW = "if it is a random number, draw it by keras.random; else keep it in a variable"
 # Batches by their shapes, for which one function keeps programs.
 _MOST_SIGNATURES = 32
 # Programs and traces of one signature, by the numbers that the step reads on the host.
@@ -67,6 +66,12 @@ class CapturedStep:
         default=attrs.Factory(lambda step: Reports(step.trainer, step.name), takes_self=True),
         init=False,
     )
+    _maker: ProgramMaker = attrs.field(
+        default=attrs.Factory(
+            lambda step: ProgramMaker(step.trainer, step.capture), takes_self=True
+        ),
+        init=False,
+    )
     _steps: int = attrs.field(default=0, init=False)  # that had a program
     _last: LastRun | None = attrs.field(default=None, init=False)  # None after an eager step
 
@@ -77,12 +82,17 @@ class CapturedStep:
         session: Session | None,
         mode: str = "",
         follows: bool = False,
+        left: float | None = math.inf,
     ) -> Any:
         """Returns what `step` returns for the distributed batch `data`: a nest of plain tensors.
 
         Steps of another `mode` have other programs. If a step `follows`, no code of the user ran
-        since the last one: if that was a run of the same program, its guard still holds.
+        since the last one: if that was a run of the same program, its guard still holds. It is
+        recorded if that pays for the steps that are `left`: with infinity at once, with None by
+        the steps that have run.
         """
+        if self.capture.at_once or self.trainer.jit_compile is True:
+            left = math.inf
         last, self._last = self._last, None
         entry = self._entry(data, session, mode) if self._is_wanted(data) else None
         if entry is None or self._is_in_mode(session):
@@ -90,16 +100,25 @@ class CapturedStep:
         before = last.program if follows and last is not None and entry is last.entry else None
         if before is None:
             self._check_guard(entry, session)
-        if entry.progress.state in (State.DEFERRED, State.EAGER):
-            if entry.progress.state is State.DEFERRED:
-                entry.after(Event.SKIPPED)
-            return step()
+        if self._is_eager(entry, left):
+            return entry.run_eagerly(step)
         if entry.programs and self._is_audited():
             return self._audit(entry, step, local_tensors(data, session))
         found = entry.run(local_tensors(data, session)) if entry.programs else None
         if found is None:
-            return self._record(entry, step, data, session)
+            return self._record(entry, step, data, session, left)
         return self._outputs(entry, *found, before)
+
+    def _is_eager(self, entry: CacheEntry, left: float | None) -> bool:
+        """Returns whether the step is neither captured nor recorded."""
+        state = entry.progress.state
+        if state is State.DEFERRED:
+            entry.after(Event.SKIPPED)
+        if state is not State.NEW:
+            return state in (State.DEFERRED, State.EAGER)
+        if left != math.inf and self._programs(entry.signature.kind):
+            return not entry.is_due(None, recordings=1)
+        return not entry.is_due(left, recordings=2)
 
     def _is_audited(self) -> bool:
         """Returns whether this step is audited: on all ranks it is the same one."""
@@ -181,7 +200,9 @@ class CapturedStep:
         if entry.progress.is_unstable:
             entry.unstable = f"{change} changes again and again: {_KEEP}"
 
-    def _record(self, entry: CacheEntry, step: Step, data: Any, session: Session | None) -> Any:
+    def _record(
+        self, entry: CacheEntry, step: Step, data: Any, session: Session | None, left: float | None
+    ) -> Any:
         """Runs the step eagerly and records it; makes a program if it ran like that before."""
         # Either may be so on one rank alone, and a step that is recorded starts other collectives.
         unstable, profiled = zip(*gathered((entry.unstable, is_profiled()), session), strict=True)
@@ -200,12 +221,10 @@ class CapturedStep:
             reason = self._refusal(entry, trace, session)
 
             def make(most: RecordedSums | None) -> Outcome:
-                # A module's body ran in this step alone: the next one shows the rest.
-                if reason and self._called.has_imported:
-                    return Outcome(Event.SKIPPED)
-                if reason:
-                    return Outcome(Event.REFUSED, reason=reason)
-                return self._made(entry, trace, most)
+                made = self._outcome(entry, trace, reason, most)
+                is_first = made.event is Event.RECORDED and entry.progress.state is State.NEW
+                is_worth = entry.payback.is_worth(left, time.perf_counter() - began)
+                return made if is_worth or not is_first else Outcome(Event.POSTPONED)
 
             outcome = agreed(make, trace, session)
         self._reports.recorded(time.perf_counter() - began)
@@ -215,12 +234,25 @@ class CapturedStep:
         entry.after(outcome.event)
         if outcome.event is Event.SKIPPED:
             self._called.forget()
+        elif outcome.event is Event.POSTPONED:
+            self._reports.postponed(entry.payback.needed)
         elif outcome.program is None:
             entry.traces[trace.numbers] = trace
         else:
             entry.traces.pop(trace.numbers, None)
             self._keep(outcome.program, entry)
         return outputs
+
+    def _outcome(
+        self, entry: CacheEntry, trace: StepTrace, reason: str, most: RecordedSums | None
+    ) -> Outcome:
+        """Returns the outcome of recording a step, which has a `reason` if it is refused."""
+        # A module's body ran in this step alone: the next one shows the rest.
+        if reason and self._called.has_imported:
+            return Outcome(Event.SKIPPED)
+        if reason:
+            return Outcome(Event.REFUSED, reason=reason)
+        return self._maker.made(entry, trace, self._programs(entry.signature.kind), most)
 
     def _refusal(self, entry: CacheEntry, trace: StepTrace, session: Session | None) -> str:
         """Returns why the recorded step cannot have a program; empty if it can.
@@ -250,45 +282,6 @@ class CapturedStep:
         if trace.numbers not in entry.traces and known == _MOST_SPECIALIZATIONS:
             return f"it reads other values on the host each time: {trace.last_read}: {_KEEP}"
         return ""
-
-    def _made(self, entry: CacheEntry, trace: StepTrace, most: RecordedSums | None) -> Outcome:
-        """Returns the outcome of recording a step, with a program if an earlier trace is equal.
-
-        `most` has the all-reduces of all ranks; None if each decides by its own.
-        """
-        earlier = entry.traces.get(trace.numbers)
-        try:
-            if earlier is None:
-                program = self._like_others(entry, trace, most)
-            else:
-                program = self._program(earlier, trace, most)
-            if program is None:
-                return Outcome(Event.RECORDED)
-            assert entry.guard is not None, "a step that was recorded has a guard"
-            entry.guard.check_holds(program.kept)
-        except TracesDiffer as difference:
-            if entry.progress.after(Event.DIFFERED).is_unstable:
-                return Outcome(Event.REFUSED, reason=f"{difference}: {_DRAW}")
-            return Outcome(Event.DIFFERED)
-        except NotCaptured as refusal:
-            return Outcome(Event.REFUSED, reason=str(refusal))
-        return Outcome(Event.MATCHED, program)
-
-    def _like_others(
-        self, entry: CacheEntry, trace: StepTrace, most: RecordedSums | None
-    ) -> Program | None:
-        """Returns the program of a step that ran as with batches of another size, None if not."""
-        others = [] if entry.programs else self._programs(entry.signature.kind)
-        for other in others:
-            with suppress(TracesDiffer):
-                return self._program(other, trace, most)
-        return None
-
-    def _program(
-        self, earlier: StepTrace | Program, trace: StepTrace, most: RecordedSums | None
-    ) -> Program:
-        compiled = self.trainer.jit_compile is True
-        return self.capture.program(earlier, trace, compiled=compiled, all_reduces=most)
 
     def _keep(self, program: Program, entry: CacheEntry) -> None:
         entry.programs.append(program)

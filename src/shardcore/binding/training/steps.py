@@ -101,6 +101,7 @@ class Steps:
             torch.set_rng_state(state)
         if run is not None and iterator.num_batches is not None:
             run.prefetch.left = iterator.num_batches - steps
+            run.batches = iterator.num_batches
         return iterator
 
     def _compare_before_epoch(self, session: Session, run: TrainerRun | None) -> None:
@@ -147,6 +148,9 @@ class Steps:
             keras_private.sort_callbacks(callbacks)
         original(callbacks, logs)
         if run is not None and phase == "train":
+            first = keras_private.first_epoch(run.trainer, run.initial_epoch)
+            # Without parameters: the user has made the list.
+            run.epochs_left = (callbacks.params or {}).get("epochs", 1) - first
             Ends(self.sessions).begin(run)
 
 
@@ -182,7 +186,7 @@ class _Step:
     def _run(self, data: list[object], session: Session) -> Any:
         """Runs the step in the distribution of `session`."""
         first = session not in self.checked
-        run, follows = self._deferring_run(), self._follows()
+        run, follows, left = self._deferring_run(), self._follows(), self._steps_left()
         ahead = self._rows_ahead(data)
         with session.strategy.scope(), self.sessions.working(self.trainer):
             if first:
@@ -203,7 +207,9 @@ class _Step:
             is_sharded = session.mesh.size > 1
             is_like_no_other = first and run is not None and is_sharded and not sums.are_deferred
             outputs = (
-                step() if is_like_no_other else self.captured(step, batch, session, mode, follows)
+                step()
+                if is_like_no_other
+                else self.captured(step, batch, session, mode, follows, left)
             )
             if first:
                 self.checked.add(session)
@@ -237,7 +243,13 @@ class _Step:
                 return self.function(batch)
 
         mode = batches.origins_of_weights(data)
-        return self.captured(step, batch, None, mode, self._follows())
+        return self.captured(step, batch, None, mode, self._follows(), self._steps_left())
+
+    def _steps_left(self) -> int | None:
+        """Returns how many steps like this one are left; None if that is unknown."""
+        run = self.sessions.run()
+        is_of_run = run is not None and run.trainer is self.trainer
+        return run.steps_left() if run is not None and is_of_run else None
 
     def _follows(self) -> bool:
         """Returns whether no code of the user ran since the last step."""

@@ -1,8 +1,10 @@
 """The states of a captured step: when it is recorded, runs from a program, or runs eagerly.
 
-The steps of one function with batches of one signature share one state.
+The steps of one function with batches of one signature share one state. They are recorded once that
+pays (ADR 59).
 """
 
+import math
 from collections.abc import Mapping
 from enum import Enum
 from types import MappingProxyType
@@ -30,7 +32,8 @@ class State(Enum):
     DEFERRED = "deferred"
     """Eagerly: batches of another size have a program, so this size is recorded later."""
     NEW = "new"
-    """Eagerly, and it is recorded: a program of another size may replace a second trace."""
+    """Eagerly, and it is recorded once that pays: a program of another size may replace a second
+    trace."""
     RECORDED = "recorded"
     """Eagerly, and it is recorded: if an earlier trace is equal, both become a program."""
     CAPTURED = "captured"
@@ -47,6 +50,8 @@ class Event(Enum):
     has a program."""
     RECORDED = "recorded"
     """It was recorded; no earlier trace read the same numbers on the host."""
+    POSTPONED = "postponed"
+    """It was recorded, which took too long for the steps that are left: its trace is dropped."""
     DIFFERED = "differed"
     """It was recorded; a trace with the same numbers has other operators."""
     MATCHED = "matched"
@@ -63,6 +68,7 @@ TRANSITIONS: Mapping[tuple[State, Event], State] = MappingProxyType(
     {
         (State.DEFERRED, Event.SKIPPED): State.NEW,
         (State.NEW, Event.SKIPPED): State.NEW,
+        (State.NEW, Event.POSTPONED): State.NEW,
         (State.NEW, Event.RECORDED): State.RECORDED,
         (State.NEW, Event.MATCHED): State.CAPTURED,
         (State.NEW, Event.REFUSED): State.EAGER,
@@ -130,3 +136,69 @@ class Progress:
     def is_unstable(self) -> bool:
         """Whether the step changes, or its traces differ, too often to be captured."""
         return self.changes > MOST_CHANGES or self.differences > MOST_DIFFERENCES
+
+
+# The figures of recording are those of the benchmarks `warmup` and `growth`.
+# The steps, left or run, from which on a step is recorded. Two recorded steps and the program take
+# about ten eager steps, and a captured step saves half of an eager one.
+NEEDED = 20
+# The eager steps before the first recorded one: the first builds, the next is measured.
+MEASURED = 2
+# The share of an eager step that a captured step saves at least.
+SAVED = 0.4
+# The second recorded step, in first ones: the program is made in it.
+SECOND = 1.3
+# Where recording takes too long for the steps left, it is tried again after so many times more.
+LATER = 4
+
+
+@attrs.frozen
+class Payback:
+    """The eager steps with batches of one signature, and from when on recording one pays.
+
+    Args:
+        steps: The steps that ran eagerly and were not recorded.
+        seconds: The time of the quickest of them, the first left out.
+        needed: The steps, left or run, from which on a step is recorded.
+
+    Example:
+        >>> payback = Payback().after(0.9).after(0.05)
+        >>> payback.is_due(left=9), payback.is_due(left=500)
+        (False, True)
+        >>> payback.is_worth(500, recorded=0.3), payback.is_worth(20, recorded=5.0)
+        (True, False)
+    """
+
+    steps: int = 0
+    seconds: float = math.inf
+    needed: int = NEEDED
+
+    def after(self, seconds: float) -> "Payback":
+        """Returns the payback after another eager step."""
+        quickest = min(self.seconds, seconds) if self.steps else self.seconds
+        return attrs.evolve(self, steps=self.steps + 1, seconds=quickest)
+
+    def postponed(self) -> "Payback":
+        """Returns the payback after a recording that took too long for the steps left."""
+        return attrs.evolve(self, needed=LATER * self.needed)
+
+    def is_due(self, left: float | None, recordings: int = 2) -> bool:
+        """Returns whether the next step is recorded. It depends on counts only: ranks agree.
+
+        Args:
+            left: The steps that are left; None if that is unknown: then as many as have run. With
+                infinity a step is recorded at once.
+            recordings: The recorded steps that a program takes.
+        """
+        if left == math.inf:
+            return True
+        is_measured = self.steps >= MEASURED
+        return is_measured and 2 * self._expected(left) >= recordings * self.needed
+
+    def is_worth(self, left: float | None, recorded: float) -> bool:
+        """Returns whether a second recorded step pays, after a first one of `recorded` seconds."""
+        saved = self._expected(left) * SAVED * self.seconds
+        return saved >= SECOND * recorded - self.seconds
+
+    def _expected(self, left: float | None) -> float:
+        return max(left or 0, self.steps)

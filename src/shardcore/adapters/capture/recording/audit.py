@@ -4,8 +4,6 @@
 guard does not compare.
 """
 
-import os
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,28 +15,7 @@ from shardcore.adapters.capture.recording.places import place
 from shardcore.adapters.capture.recording.recorder import Recorder
 from shardcore.adapters.capture.trace.comparison import is_same_call, shown
 from shardcore.adapters.capture.trace.trace import Call, Read, Trace
-from shardcore.domain.errors import AuditError, EnvironmentProblem
-
-_VARIABLE = "SHARDCORE_CAPTURE"
-_USUAL_INTERVAL = 10
-
-
-def interval() -> int:
-    """Returns that one in so many captured steps is audited: 0 if none is.
-
-    Raises:
-        EnvironmentProblem: If the variable has another value than "", "audit" or "audit:5".
-    """
-    asked = os.environ.get(_VARIABLE, "")
-    if not asked:
-        return 0
-    match = re.fullmatch(r"audit(?::([1-9]\d*))?", asked)
-    if match is None:
-        raise EnvironmentProblem(
-            f'{_VARIABLE} is {asked!r}. Set it to "audit", which audits one captured step in '
-            f'{_USUAL_INTERVAL}, or to "audit:1", which audits all; or unset it.'
-        )
-    return int(match.group(1) or _USUAL_INTERVAL)
+from shardcore.domain.errors import AuditError
 
 
 @attrs.frozen

@@ -13,6 +13,7 @@ from shardcore.adapters.capture.passes.communication.sums import Memories
 from shardcore.adapters.capture.recording import audit, constants, recomputation
 from shardcore.adapters.capture.recording.functions import seeded_by_tensor, seeded_generator
 from shardcore.adapters.capture.recording.recorder import Recorder, recording
+from shardcore.adapters.capture.recording.setting import CaptureSetting
 from shardcore.adapters.capture.running import cuda_graphs
 from shardcore.adapters.capture.running.executors import Executors
 from shardcore.adapters.capture.trace.comparison import difference
@@ -92,7 +93,7 @@ class TraceCapture:
         self._memories = Memories()
         self._executors = Executors()
         cuda_graphs.wanted()  # a wrong variable is an error of install(), not of a step
-        self._audit_interval = audit.interval()
+        self._setting = CaptureSetting.of_environment()
 
     def close(self) -> None:
         """Removes our operators from torch, and drops all CUDA graphs: no program runs any more."""
@@ -107,9 +108,14 @@ class TraceCapture:
         return recorder.run(step), recorder.trace
 
     @property
+    def at_once(self) -> bool:
+        """Whether steps are recorded from the first one on, whether it pays or not."""
+        return self._setting.at_once
+
+    @property
     def audit_interval(self) -> int:
         """One in so many captured steps is audited; 0 if none is."""
-        return self._audit_interval
+        return self._setting.audit_interval
 
     def audit(
         self,

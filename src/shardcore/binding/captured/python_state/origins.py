@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from functools import cache, lru_cache
 from types import CodeType, ModuleType
 from typing import TypeGuard
 
@@ -33,24 +34,20 @@ class Origin:
     is_effect: bool
 
 
-# By file. A step runs the code of some hundred files, and those of the next model are the same.
-_origins: dict[str, Origin] = {}
-
-
 def origin_of(code: CodeType) -> Origin:
     """Returns the origin of code."""
-    file = code.co_filename
-    if file not in _origins:
-        generated = _GENERATED.match(file)
-        name = generated.group(1) if generated else _module_with(file)
-        _origins[file] = Origin(
-            name,
-            rules.is_library(name),
-            rules.is_standard(name),
-            rules.is_pure(name),
-            name.partition(".")[0] in rules.EFFECTS,
-        )
-    return _origins[file]
+    return _origin_of_file(code.co_filename)
+
+
+@cache
+def _origin_of_file(file: str) -> Origin:
+    """Returns the origin of the code in a file: the steps of all models run the same hundred."""
+    generated = _GENERATED.match(file)
+    name = generated.group(1) if generated else _module_with(file)
+    is_effect = name.partition(".")[0] in rules.EFFECTS
+    return Origin(
+        name, rules.is_library(name), rules.is_standard(name), rules.is_pure(name), is_effect
+    )
 
 
 def is_known(code: object) -> bool:
@@ -92,14 +89,7 @@ def is_module_body(code: object) -> bool:
 
 def _module_with(file: str) -> str:
     """Returns the name of the module that has a file, or of the library; empty without one."""
-    if file not in _modules:
-        _modules.update(_names_by_file())
-        _modules.setdefault(file, _library_with(file))
-    return _modules[file]
-
-
-# By the file of a module of Python, its name.
-_modules: dict[str, str] = {}
+    return _names_by_file(len(sys.modules)).get(file) or _library_with(file)
 
 
 def _library_with(file: str) -> str:
@@ -115,8 +105,9 @@ def _library_with(file: str) -> str:
     return ""
 
 
-def _names_by_file() -> dict[str, str]:
-    """Returns the name of each loaded module by its file.
+@lru_cache(maxsize=1)
+def _names_by_file(_loaded: int) -> dict[str, str]:
+    """Returns the name of each loaded module by its file; looks again when others are loaded.
 
     By their dicts: a module may import others when it is asked for an attribute.
     """
