@@ -1,5 +1,6 @@
 """Steps are recorded where that pays: short calls run eagerly, long ones are captured."""
 
+import logging
 import os
 from unittest import mock
 
@@ -8,9 +9,16 @@ import numpy as np
 import pytest
 
 from shardcore.binding.captured.cache import CacheEntry
-from shardcore.domain.steps.capture import NEEDED, Event, Payback
+from shardcore.domain.steps.capture import LATER, NEEDED, Event, Payback
 from shardcore.testing import run_ranks
-from tests.distributed.capture.steps import assert_equal, begin, compiled, plain_mlp, state
+from tests.distributed.capture.steps import (
+    assert_equal,
+    begin,
+    compiled,
+    messages,
+    plain_mlp,
+    state,
+)
 
 ROWS = 4
 RECORDED, MATCHED, RAN, SKIPPED = Event.RECORDED, Event.MATCHED, Event.RAN, Event.SKIPPED
@@ -134,6 +142,7 @@ def test_where_recording_takes_long_steps_stay_eager():
     def program(rank):
         os.environ["SHARDCORE_CAPTURE"] = ""
         begin((2, 1))
+        said = messages(logging.DEBUG)
         model = compiled(plain_mlp, "auto")
         events, note = [], CacheEntry.after
 
@@ -146,6 +155,7 @@ def test_where_recording_takes_long_steps_stay_eager():
             mock.patch.object(Payback, "is_worth", return_value=rank == 0),
         ):
             model.fit(*data(NEEDED + 5), ROWS, epochs=2, verbose=0)
-        return events
+        return events, [int(word) for line in said for word in line.split() if word.isdigit()]
 
-    assert run_ranks(program, 2, timeout=120) == [[Event.POSTPONED]] * 2
+    expected = [Event.POSTPONED], [NEEDED, LATER * NEEDED]
+    assert run_ranks(program, 2, timeout=120) == [expected] * 2

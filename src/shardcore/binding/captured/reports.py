@@ -48,14 +48,11 @@ class Reports:
         """Logs that a change of Python state drops the programs."""
         logger.debug("%s of %r: %s has changed", self.name, self.trainer.name, change)
 
-    def postponed(self, needed: int) -> None:
-        """Logs that recording takes too long for the steps that are left."""
-        logger.debug(
-            "%s of %r runs eagerly: recording pays from %d steps on",
-            self.name,
-            self.trainer.name,
-            needed,
-        )
+    def waits(self, needed: int) -> None:
+        """Logs once that steps run eagerly until `needed` of them make recording pay."""
+        text = f"recording pays from {needed} steps on; SHARDCORE_CAPTURE=at-once does not wait"
+        if self._is_new(text):
+            logger.debug("%s of %r runs eagerly: %s", self.name, self.trainer.name, text)
 
     def captured(self, effects: Sequence[str], remark: str) -> None:
         """Logs that the step has a program, which does not repeat `effects`."""

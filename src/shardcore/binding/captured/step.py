@@ -116,9 +116,12 @@ class CapturedStep:
             entry.after(Event.SKIPPED)
         if state is not State.NEW:
             return state in (State.DEFERRED, State.EAGER)
-        if left != math.inf and self._programs(entry.signature.kind):
-            return not entry.is_due(None, recordings=1)
-        return not entry.is_due(left, recordings=2)
+        has_other = left != math.inf and bool(self._programs(entry.signature.kind))
+        if entry.is_due(None if has_other else left, recordings=1 if has_other else 2):
+            return False
+        if not has_other:
+            self._reports.waits(entry.payback.needed)
+        return True
 
     def _is_audited(self) -> bool:
         """Returns whether this step is audited: on all ranks it is the same one."""
@@ -235,7 +238,7 @@ class CapturedStep:
         if outcome.event is Event.SKIPPED:
             self._called.forget()
         elif outcome.event is Event.POSTPONED:
-            self._reports.postponed(entry.payback.needed)
+            self._reports.waits(entry.payback.needed)
         elif outcome.program is None:
             entry.traces[trace.numbers] = trace
         else:
