@@ -136,6 +136,48 @@ def test_each_rank_may_save_to_its_own_path(tmp_path, name):
             np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize("name", ["one.keras", "one.weights.h5", "one.h5"])
+def test_one_rank_writes_one_file_that_ranks_name_by_a_link_and_without(tmp_path, name):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+
+    def save(rank):
+        distribute((1, 2))
+        model = build()
+        path = tmp_path / ("real", "link")[rank] / name
+        model.save_weights(path) if "weights" in name else model.save(path)
+        return model.get_weights()
+
+    first, _ = run_ranks(save, 2)
+    assert [path.name for path in (tmp_path / "real").iterdir()] == [name]
+
+    def load(_rank):
+        path = tmp_path / "real" / name
+        if "weights" not in name:
+            return keras.models.load_model(path, compile=False).get_weights()
+        model = build()
+        model.load_weights(path)
+        return model.get_weights()
+
+    for found, expected in zip(run_ranks(load, 1)[0], first, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_a_replicated_model_that_one_rank_cannot_save_fails_where_its_path_is(tmp_path):
+    def save(rank):
+        shardcore.install("dtensor")
+        keras.distribution.set_distribution(keras.distribution.DataParallel())
+        path = tmp_path / "one.keras" if rank == 0 else "/proc/none/one.keras"
+        try:
+            build().save(path)
+        except OSError as error:
+            return error.__notes__[-1]
+
+    first, second = run_ranks(save, 2)
+    assert first is None
+    assert second.endswith("/one.keras': every rank that does raises this error.")
+
+
 def test_one_rank_writes_what_ranks_save_to_one_path_after_clear_session(tmp_path):
     path, written = tmp_path / "own.weights.h5", []
 

@@ -40,7 +40,7 @@ def raise_on_all_ranks(
             if is_shared(error):
                 raise
             if shared.failures is None:
-                own = _picklable(error, what, session.processes)
+                own = _picklable(error, what, session.processes, "every rank")
     if shared.failures is None:
         shared.failures = _gathered(own, session.processes)
     for rank, failure in enumerate(shared.failures):
@@ -62,7 +62,7 @@ def raise_on_ranks_that_come(work: Callable[[], None], what: str, sessions: Sess
             except OtherRankFailed:
                 raise
             except Exception as error:  # noqa: BLE001 - raised again below
-                return _picklable(error, what, sessions.processes)
+                return _picklable(error, what, sessions.processes, "every rank that does")
         return None
 
     failure = sessions.processes.do_once(attempt, what)
@@ -112,10 +112,10 @@ def _gathered(own: Exception | None, processes: Processes) -> list[Exception | N
         raise own from error
 
 
-def _picklable(error: Exception, what: str, processes: Processes) -> Exception:
-    """Returns `error`, or one in its place that another process can read."""
+def _picklable(error: Exception, what: str, processes: Processes, who: str) -> Exception:
+    """Returns `error`, or one in its place that another process can read; `who` raises it."""
     rank = processes.rank
-    error.add_note(f"Rank {rank} could not {what}: every rank raises this error.")
+    error.add_note(f"Rank {rank} could not {what}: {who} raises this error.")
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # noqa: BLE001 - a third party's error may fail in any way

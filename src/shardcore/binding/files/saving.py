@@ -169,8 +169,8 @@ def _annotated(path: str, write: Callable[..., None], sessions: Sessions) -> Non
 
 
 def place_of(path: str) -> str:
-    """Returns a path that is the same for one file in any folder of work."""
-    return path if keras_private.is_remote(path) else os.path.abspath(path)
+    """Returns a path that is the same for one file in any folder of work, also by a link."""
+    return path if keras_private.is_remote(path) else os.path.realpath(path)
 
 
 def first_of(place: str, session: Session) -> bool:
