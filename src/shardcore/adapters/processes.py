@@ -156,13 +156,15 @@ class TorchProcesses:
         except RuntimeError as error:
             if isinstance(error, ShardcoreError) or not _is_of_peers(error):
                 raise
-            ended = [rank for rank, at in exchange.places().items() if at == exchange.ENDED]
-            if not ended:
+            places = exchange.places()
+            ended = [rank for rank, place in places.items() if place == exchange.ENDED]
+            if exchange.LOST in places.values():
+                where = f"rank 0 {exchange.LOST}."
+            elif ended:
+                where = f"rank {', '.join(map(str, ended))} has ended. {exchange.TOGETHER}"
+            else:
                 raise
-            raise RankMismatchError(
-                f"Rank {self.rank} is in {what}, and rank {', '.join(map(str, ended))} has ended. "
-                f"{exchange.TOGETHER}"
-            ) from error
+            raise RankMismatchError(f"Rank {self.rank} is in {what}, and {where}") from error
 
     def tell_cell_error(self, error: BaseException | None) -> None:
         """Tells the others with which error a notebook's cell ended here; None for none."""

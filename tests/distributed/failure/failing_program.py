@@ -6,7 +6,7 @@ import time
 PROGRAM = """
 import os, signal, sys, time
 import torch, torch.distributed as dist
-from shardcore.adapters.job import process_group
+from shardcore.adapters.job import exchange, process_group
 from shardcore.adapters.failure.watch import FailureWatch
 from shardcore.domain.job import resolve_job
 
@@ -41,6 +41,8 @@ if process_group.rank() == failing:
     fail()
 elif meanwhile == "collective":
     dist.all_reduce(torch.ones(1))
+elif meanwhile == "exchange":
+    exchange.gather(None, "fit() of model 'net'")
 elif meanwhile == "loop":
     while True:
         pass

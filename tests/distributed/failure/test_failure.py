@@ -96,6 +96,17 @@ def test_by_hand_a_killed_rank_is_missed(program, failing):
     assert "its process ended without an error" in other
 
 
+def test_by_hand_a_rank_that_is_killed_with_its_store_is_named(program):
+    outcome = by_hand(program, 0, "kill", "exchange")
+    assert outcome.codes == [-signal.SIGKILL, 1]
+    assert outcome.seconds < 15
+    where = (
+        r"is at fit\(\) of model 'net' \(program.py:\d+\) and waits for rank 0, which has ended or"
+    )
+    assert re.search(f"{where} was killed", outcome.errors[1])
+    assert "if rank == 0" not in outcome.errors[1]
+
+
 def test_by_hand_a_rank_that_is_asked_to_end_is_named(program):
     outcome = by_hand(program, 1, "terminate", "sleep")
     assert outcome.codes == [143, 143]

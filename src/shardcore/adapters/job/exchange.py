@@ -30,6 +30,8 @@ REPORT_SECONDS = 30.0
 _PREFIX = "shardcore/exchange"
 # The place of a rank that has ended in order.
 ENDED = "has ended"
+# That of rank 0 if the store does not answer, which it or the launcher holds.
+LOST = "has ended or was killed (out of memory?): its store does not answer"
 # The seconds that a rank waits for others that wait elsewhere: a moment later they may come.
 _ELSEWHERE_SECONDS = 5.0
 # The seconds for which others leave work to rank 0: its host is where people look for a file.
@@ -74,7 +76,7 @@ def share_secret() -> None:
     except ShardcoreError:
         raise
     except RuntimeError as error:
-        raise _lost(said, {0: ENDED}) from error
+        raise _lost(said, {0: LOST}) from error
     signed_store.share_secret()
 
 
@@ -100,7 +102,7 @@ def gather(value: _T, what: str = "a comparison of values") -> list[_T]:
     except ShardcoreError:
         raise
     except RuntimeError as error:  # torch's for a lost store
-        raise _lost(said, {0: ENDED}) from error
+        raise _lost(said, {0: LOST}) from error
     own = everyone[process_group.rank()]
     for rank, each in enumerate(everyone):
         if each.what != own.what:
@@ -188,7 +190,7 @@ def places(shared: SignedStore | None = None) -> dict[int, str]:
         shared = shared or store()
         return {rank: place for rank in sorted(ranks) if (place := _place(shared, rank))}
     except RuntimeError:
-        return {0: ENDED}  # it, or the launcher, holds the store
+        return {0: LOST}
 
 
 def store() -> SignedStore:
@@ -291,7 +293,8 @@ def _place(shared: SignedStore, rank: int) -> str:
 
 def _lost(said: _Said, places: dict[int, str]) -> RankMismatchError:
     where = "; ".join(f"rank {rank}, which {place}" for rank, place in places.items())
-    return RankMismatchError(f"{_at(said)} and waits for {where}. {TOGETHER}", waited_in_vain=True)
+    remedy = "" if LOST in places.values() else f" {TOGETHER}"
+    return RankMismatchError(f"{_at(said)} and waits for {where}.{remedy}", waited_in_vain=True)
 
 
 def _at(said: _Said) -> str:
