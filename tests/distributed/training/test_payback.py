@@ -116,7 +116,7 @@ def test_steps_are_recorded_where_it_pays(shape):
 
 
 def test_a_change_on_one_rank_while_few_steps_are_left_holds_up_no_rank():
-    """It begins anew where the others record their second step, with too few steps left to pay."""
+    """It begins again where the others record their second step, with too few steps left to pay."""
 
     def program(rank):
         os.environ["SHARDCORE_CAPTURE"] = ""

@@ -28,9 +28,8 @@ from shardcore.reporting.errors import say, user_line
 # The seconds after which a rank says for whom it waits.
 REPORT_SECONDS = 30.0
 _PREFIX = "shardcore/exchange"
-# The place of a rank that has ended in order.
+# The places of a rank that has ended in order, and of rank 0 if the store does not answer.
 ENDED = "has ended"
-# That of rank 0 if the store does not answer, which it or the launcher holds.
 LOST = "has ended or was killed (out of memory?): its store does not answer"
 # The seconds that a rank waits for others that wait elsewhere: a moment later they may come.
 _ELSEWHERE_SECONDS = 5.0

@@ -93,7 +93,7 @@ class CacheEntry:
         """Returns whether the step is recorded, now that it has no trace.
 
         Once it was, it is again until all ranks postpone it: Python state may change on one rank
-        alone, which begins anew while the others record their second step.
+        alone, which begins again while the others record their second step.
 
         Args:
             left: The steps that are left; None if that is unknown.
