@@ -6,7 +6,8 @@ import attrs
 import pytest
 
 import shardcore
-from shardcore import builtin_plugins
+import shardcore.domain.errors
+from shardcore import builtin_plugins, domain, errors
 from shardcore.cli import arguments
 from shardcore.ports import hookspecs
 from shardcore.ports.policy import PolicyEntry
@@ -71,6 +72,13 @@ def test_every_error_has_a_row_with_its_class():
     rows = re.findall(r"^\| `(\w+)` \|", text("reference/errors.md"), re.MULTILINE)
     assert {"ShardcoreError", "MeshError", "RankFailed"} <= names
     assert set(rows) == names
+
+
+def test_the_errors_that_users_catch_are_in_one_module():
+    kinds = {name: kind for name, kind in vars(domain.errors).items() if isinstance(kind, type)}
+    raised = {name for name, kind in kinds.items() if issubclass(kind, shardcore.ShardcoreError)}
+    assert set(errors.__all__) == raised
+    assert all(getattr(errors, name) is kinds[name] for name in raised)
 
 
 def test_every_command_and_option_has_a_row():
