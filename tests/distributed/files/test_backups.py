@@ -1,6 +1,7 @@
 """BackupAndRestore that saves at steps: a fit goes on where it was stopped, however often."""
 
 import json
+from unittest import mock
 
 import h5py
 import keras
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 import shardcore
+from shardcore.adapters.processes import TorchProcesses
 from shardcore.domain.errors import CheckpointError
 from shardcore.testing import RankFailed, run_ranks
 from tests.distributed.files.test_files_after_a_crash import X, build, distribute
@@ -166,6 +168,26 @@ def test_each_rank_may_have_a_path_of_its_own_for_all_callbacks(tmp_path):
         lines = (own / "log.csv").read_text().splitlines()
         assert [line.split(",")[0] for line in lines] == ["epoch", *"01230123"]
         keras.models.load_model(own / "models" / "4.keras")
+
+
+def test_a_callback_of_all_ranks_waits_for_no_rank_that_saves_elsewhere(tmp_path):
+    """Nothing is sharded, so one rank alone might save: it would wait a second for rank 0."""
+
+    def train(rank):
+        shardcore.install("dtensor")
+        keras.distribution.set_distribution(keras.distribution.DataParallel())
+        own = path_of(tmp_path, rank)
+        callbacks = [
+            keras.callbacks.ModelCheckpoint(own / "all.keras"),
+            keras.callbacks.ModelCheckpoint(own / "best.weights.h5", "loss", 0, True, True),
+            keras.callbacks.BackupAndRestore(own / "backup", delete_checkpoint=False),
+        ]
+        with mock.patch.object(TorchProcesses, "do_once", side_effect=AssertionError) as waits:
+            fit(build(), *callbacks)
+        return waits.call_count, sorted(path.name for path in own.iterdir())
+
+    expected = 0, ["all.keras", "backup", "best.weights.h5"]
+    assert run_ranks(train, 2) == [expected] * 2
 
 
 def test_ranks_that_found_different_backups_are_an_error_that_names_them(tmp_path):

@@ -16,9 +16,16 @@ from shardcore.ports.world import Processes
 
 @attrs.define(eq=False)
 class _SharedWork:
-    """Work that all ranks do together, with the error of each rank after a failure."""
+    """Work that ranks do together.
+
+    Args:
+        processes: The ranks.
+        has_all: Whether all of them do it, and not those that come.
+        failures: The error of each rank after a failure.
+    """
 
     processes: Processes
+    has_all: bool
     failures: list[Exception | None] | None = None
 
 
@@ -31,7 +38,7 @@ def raise_on_all_ranks(
     StrategyError replaces an error that cannot be sent to other processes.
     """
     own: Exception | None = None
-    with _shared(sessions) as shared:
+    with _shared(sessions, has_all=True) as shared:
         try:
             work()
         except OtherRankFailed:  # this rank ends; it waits for no other
@@ -56,7 +63,7 @@ def raise_on_ranks_that_come(work: Callable[[], None], what: str, sessions: Sess
     """
 
     def attempt() -> Exception | None:
-        with _shared(sessions):
+        with _shared(sessions, has_all=False):
             try:
                 work()
             except OtherRankFailed:
@@ -71,13 +78,19 @@ def raise_on_ranks_that_come(work: Callable[[], None], what: str, sessions: Sess
 
 
 @contextmanager
-def _shared(sessions: Sessions) -> Iterator[_SharedWork]:
+def _shared(sessions: Sessions, *, has_all: bool) -> Iterator[_SharedWork]:
     before = sessions.shared_work
-    sessions.shared_work = shared = _SharedWork(sessions.processes)
+    sessions.shared_work = shared = _SharedWork(sessions.processes, has_all)
     try:
         yield shared
     finally:
         sessions.shared_work = before
+
+
+def have_all_come(sessions: Sessions) -> bool:
+    """Returns whether this is a part of work that all ranks do, such as a callback that saves."""
+    shared: _SharedWork | None = sessions.shared_work
+    return shared is not None and shared.has_all
 
 
 def check_other_ranks(sessions: Sessions) -> None:

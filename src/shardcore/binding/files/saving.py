@@ -13,7 +13,11 @@ import torch
 from keras import Model, Variable
 
 from shardcore.binding import keras_private
-from shardcore.binding.context.collective_errors import raise_on_all_ranks, raise_on_ranks_that_come
+from shardcore.binding.context.collective_errors import (
+    have_all_come,
+    raise_on_all_ranks,
+    raise_on_ranks_that_come,
+)
 from shardcore.binding.context.rank_consistency import variables_of
 from shardcore.binding.context.session import Session, Sessions, stored_layout
 from shardcore.binding.files.atomic import write_file
@@ -147,7 +151,8 @@ def _save(
         save()
         return
     what = f"save {place_of(path)!r}"
-    if session is None or not any(map(_is_sharded, variables_of(model))):
+    is_sharded = any(map(_is_sharded, variables_of(model)))
+    if session is None or not (is_sharded or have_all_come(sessions)):
         raise_on_ranks_that_come(save, what, sessions)
         return
     session.processes.meet("saving a sharded model")
