@@ -49,7 +49,7 @@ ALLOWED = {
     "adapters/capture/recording/functions.py: cache of seeded_by_tensor": "of functions of Keras",
     "adapters/capture/recording/functions.py: cache of _is_of_torch": "of classes",
     "adapters/capture/recording/values.py: cache of _is_value": "of classes",
-    "binding/captured/python_state/origins.py: cache of _origin_of_file": "of files",
+    "binding/captured/python_state/origins.py: cache of _origin_of_module": "of names",
     "binding/captured/python_state/origins.py: cache of _names_by_file": "of Python's modules",
     **dict.fromkeys(
         (

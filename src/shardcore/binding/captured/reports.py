@@ -48,7 +48,7 @@ class Reports:
         """Logs that a change of Python state drops the programs."""
         logger.debug("%s of %r: %s has changed", self.name, self.trainer.name, change)
 
-    def waits(self, needed: int) -> None:
+    def postponed(self, needed: int) -> None:
         """Logs once that steps run eagerly until `needed` of them make recording pay."""
         text = f"recording pays from {needed} steps on; SHARDCORE_CAPTURE=at-once does not wait"
         if self._is_new(text):

@@ -120,7 +120,7 @@ class CapturedStep:
         if entry.is_due(None if has_other else left, recordings=1 if has_other else 2):
             return False
         if not has_other:
-            self._reports.waits(entry.payback.needed)
+            self._reports.postponed(entry.payback.needed)
         return True
 
     def _is_audited(self) -> bool:
@@ -238,7 +238,7 @@ class CapturedStep:
         if outcome.event is Event.SKIPPED:
             self._called.forget()
         elif outcome.event is Event.POSTPONED:
-            self._reports.waits(entry.payback.needed)
+            self._reports.postponed(entry.payback.needed)
         elif outcome.program is None:
             entry.traces[trace.numbers] = trace
         else:

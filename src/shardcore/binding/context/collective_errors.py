@@ -20,25 +20,31 @@ class _SharedWork:
 
     Args:
         processes: The ranks.
-        has_all: Whether all of them do it, and not those that come.
+        is_alike: Whether all ranks run the same code in it, as in a callback: none writes alone.
         failures: The error of each rank after a failure.
     """
 
     processes: Processes
-    has_all: bool
+    is_alike: bool
     failures: list[Exception | None] | None = None
 
 
 def raise_on_all_ranks(
-    work: Callable[[], None], what: str, session: Session, sessions: Sessions
+    work: Callable[[], None],
+    what: str,
+    session: Session,
+    sessions: Sessions,
+    *,
+    is_alike: bool = False,
 ) -> None:
     """Does this rank's part of `work`; if a rank's fails, raises the first such error on all.
 
     All ranks start its collectives in the same order. Messages name it `what`: "save 'a.keras'". A
-    StrategyError replaces an error that cannot be sent to other processes.
+    StrategyError replaces an error that cannot be sent to other processes. If the work `is_alike`,
+    all ranks run the same code in it.
     """
     own: Exception | None = None
-    with _shared(sessions, has_all=True) as shared:
+    with _shared(sessions, is_alike=is_alike) as shared:
         try:
             work()
         except OtherRankFailed:  # this rank ends; it waits for no other
@@ -63,7 +69,7 @@ def raise_on_ranks_that_come(work: Callable[[], None], what: str, sessions: Sess
     """
 
     def attempt() -> Exception | None:
-        with _shared(sessions, has_all=False):
+        with _shared(sessions, is_alike=False):
             try:
                 work()
             except OtherRankFailed:
@@ -78,9 +84,9 @@ def raise_on_ranks_that_come(work: Callable[[], None], what: str, sessions: Sess
 
 
 @contextmanager
-def _shared(sessions: Sessions, *, has_all: bool) -> Iterator[_SharedWork]:
+def _shared(sessions: Sessions, *, is_alike: bool) -> Iterator[_SharedWork]:
     before = sessions.shared_work
-    sessions.shared_work = shared = _SharedWork(sessions.processes, has_all)
+    sessions.shared_work = shared = _SharedWork(sessions.processes, is_alike)
     try:
         yield shared
     finally:
@@ -88,9 +94,12 @@ def _shared(sessions: Sessions, *, has_all: bool) -> Iterator[_SharedWork]:
 
 
 def have_all_come(sessions: Sessions) -> bool:
-    """Returns whether this is a part of work that all ranks do, such as a callback that saves."""
+    """Returns whether all ranks run this code together, as in a callback that saves.
+
+    Where one rank writes and the others attend, the writer may save something more alone.
+    """
     shared: _SharedWork | None = sessions.shared_work
-    return shared is not None and shared.has_all
+    return shared is not None and shared.is_alike
 
 
 def check_other_ranks(sessions: Sessions) -> None:

@@ -49,7 +49,7 @@ def together(
 
     what = f"write the file of {name}" + (f" {path!r}" if path else "")
     with _writing(callback, session, sessions):
-        raise_on_all_ranks(work, what, session, sessions)
+        raise_on_all_ranks(work, what, session, sessions, is_alike=True)
 
 
 def by_path(

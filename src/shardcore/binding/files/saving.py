@@ -155,7 +155,7 @@ def _save(
     if session is None or not (is_sharded or have_all_come(sessions)):
         raise_on_ranks_that_come(save, what, sessions)
         return
-    session.processes.meet("saving a sharded model")
+    session.processes.meet("saving a model")
     is_writer = first_of(place_of(path), session)
 
     def work() -> None:

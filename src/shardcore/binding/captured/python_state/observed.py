@@ -78,19 +78,19 @@ class ObservedCalls:
         Such a module counts as theirs if they alone call its function.
         """
         counts: dict[Any, int] = {}
-        waiting = [entry for entry in entries if not is_trusted(entry.code)]
-        ready = [entry for entry in entries if is_trusted(entry.code)]
-        while ready:
-            for call in (call for entry in ready for call in entry.calls or ()):
+        others = [entry for entry in entries if not is_trusted(entry.code)]
+        trusted = [entry for entry in entries if is_trusted(entry.code)]
+        while trusted:
+            for call in (call for entry in trusted for call in entry.calls or ()):
                 key = _key(call.code)
                 counts[key] = counts.get(key, 0) + call.callcount
-            ready = [
+            trusted = [
                 entry
-                for entry in waiting
+                for entry in others
                 if entry.callcount <= counts.get(_key(entry.code), 0) and not is_users(entry.code)
             ]
-            known = set(map(id, ready))
-            waiting = [entry for entry in waiting if id(entry) not in known]
+            known = set(map(id, trusted))
+            others = [entry for entry in others if id(entry) not in known]
         return counts
 
     def forget(self) -> None:

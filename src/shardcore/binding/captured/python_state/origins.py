@@ -36,14 +36,12 @@ class Origin:
 
 def origin_of(code: CodeType) -> Origin:
     """Returns the origin of code."""
-    return _origin_of_file(code.co_filename)
+    return _origin_of_module(_module_with(code.co_filename))
 
 
 @cache
-def _origin_of_file(file: str) -> Origin:
-    """Returns the origin of the code in a file: the steps of all models run the same hundred."""
-    generated = _GENERATED.match(file)
-    name = generated.group(1) if generated else _module_with(file)
+def _origin_of_module(name: str) -> Origin:
+    """Returns the origin of the code of a module."""
     is_effect = name.partition(".")[0] in rules.EFFECTS
     return Origin(
         name, rules.is_library(name), rules.is_standard(name), rules.is_pure(name), is_effect
@@ -89,6 +87,8 @@ def is_module_body(code: object) -> bool:
 
 def _module_with(file: str) -> str:
     """Returns the name of the module that has a file, or of the library; empty without one."""
+    if generated := _GENERATED.match(file):
+        return generated.group(1)
     return _names_by_file(len(sys.modules)).get(file) or _library_with(file)
 
 
