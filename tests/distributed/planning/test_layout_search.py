@@ -39,7 +39,7 @@ def test_the_parts_of_the_layers_make_up_the_step(policy):
     ((step,),) = priced_steps([[planned]], asked, machine, repeats)
     without = attrs.evolve(asked, groups={})
     ((same,),) = priced_steps([[planned]], without, machine, repeats)
-    assert (set(step.work), set(step.moved)) == (set(same.work), set(same.moved))
+    assert (set(step.work), set(step.collectives)) == (set(same.work), set(same.collectives))
     assert step.memory == same.memory
     assert step.layers.keys() == {"pair_0", ""}
     for name in ("flops", "bytes"):

@@ -142,7 +142,7 @@ def test_blocks_that_a_trace_leaves_out_cost_what_they_cost_in_a_full_trace():
     asked = TraceRequest(build, batch, ROWS)
     (some,), (full,) = steps([job, attrs.evolve(job, runs=())], asked, machine, facts)
     assert set(some.work) == set(full.work)
-    assert set(some.moved) == set(full.moved)
+    assert set(some.collectives) == set(full.collectives)
     assert some.memory == full.memory
 
 
@@ -160,5 +160,7 @@ def test_blocks_with_generated_names_are_traced_once():
         assert [len(run.copied) for run in job.runs] == [2], policy
         asked = TraceRequest(unnamed, BATCHES[unnamed], ROWS)
         (some,), (full,) = steps([job, attrs.evolve(job, runs=())], asked, machine, facts)
-        assert (set(some.work), set(some.moved)) == (set(full.work), set(full.moved)), policy
+        assert (set(some.work), set(some.collectives)) == (set(full.work), set(full.collectives)), (
+            policy
+        )
         assert some.memory == full.memory, policy

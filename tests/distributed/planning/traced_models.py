@@ -146,10 +146,10 @@ BATCHES = {
 def moved_in(step):
     """Returns the number and the bytes of the collectives of a step, by kind."""
     calls, operand_bytes = Counter(), Counter()
-    for moved in step.moved:
-        kind = "all_to_all" if moved.kind == "send" else moved.kind
-        calls[kind] += moved.times
-        operand_bytes[kind] += moved.times * moved.operand_bytes
+    for collective in step.collectives:
+        kind = "all_to_all" if collective.kind == "send" else collective.kind
+        calls[kind] += collective.times
+        operand_bytes[kind] += collective.times * collective.operand_bytes
     return dict(calls), dict(operand_bytes)
 
 

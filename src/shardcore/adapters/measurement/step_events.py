@@ -16,11 +16,11 @@ from shardcore.domain.explanation.reasons import Facts
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.steps.events import (
     TICK,
-    Held,
+    BlockSpan,
     Operators,
-    Place,
-    Started,
     Stored,
+    TracedCollective,
+    TracedMemory,
     TracedStep,
     Work,
 )
@@ -39,8 +39,8 @@ class StepEvents(StepMemory):
     """
 
     _operators: Counter[tuple[Work, str, Shares]] = attrs.field(factory=Counter, init=False)
-    _started: list[Started] = attrs.field(factory=list, init=False)
-    _places: list[Place] = attrs.field(factory=lambda: [Place(0)], init=False)
+    _started: list[TracedCollective] = attrs.field(factory=list, init=False)
+    _spans: list[BlockSpan] = attrs.field(factory=lambda: [BlockSpan(0)], init=False)
     # By the number of an allocation: its block, empty if it is known to belong to none.
     _blocks: dict[int, str] = attrs.field(factory=dict, init=False)
     _shares: dict[int, Shares] = attrs.field(factory=dict, init=False)
@@ -97,7 +97,7 @@ class StepEvents(StepMemory):
             for (work, block, shares), times in self._operators.items()
         )
         held = (
-            Held(
+            TracedMemory(
                 _scaled(each),
                 self._blocks.get(number, ""),
                 stored.get(number),
@@ -107,16 +107,16 @@ class StepEvents(StepMemory):
             for number, each in enumerate(self._made)
         )
         started = (attrs.evolve(each, time=each.time * TICK) for each in self._started)
-        places = (attrs.evolve(each, begin=each.begin * TICK) for each in self._places)
+        spans = (attrs.evolve(each, begin=each.begin * TICK) for each in self._spans)
         end = self._end_of_pass * TICK
-        return TracedStep(mesh, tuple(operators), tuple(started), tuple(held), tuple(places), end)
+        return TracedStep(mesh, tuple(operators), tuple(started), tuple(held), tuple(spans), end)
 
     def _saw(self, operator: torch_private.Operator, operands: object, result: object) -> None:
         owners = self._owners(operands)
         self._locate(operands, owners)
         first = len(self._made)
         super()._saw(operator, operands, result)
-        place = self._places[-1].block
+        place = self._spans[-1].block
         for number in range(first, len(self._made)):
             self._blocks.setdefault(number, place)
         if not place:
@@ -133,11 +133,11 @@ class StepEvents(StepMemory):
         """Notes the collective, whose results are the allocations from the number `first` on."""
         self._pending = None
         tensors = step_work.tensors_in(operands)
-        block = self._places[-1].block or (next(iter(owners)) if len(owners) == 1 else "")
+        block = self._spans[-1].block or (next(iter(owners)) if len(owners) == 1 else "")
         shares = () if block else self._share(tensors)
         dtype = step_work.dtype_of(tensors) if tensors else ""
         time = self._time - (len(self._made) - first)  # before its results
-        self._started.append(Started(facts, time, block, dtype, shares))
+        self._started.append(TracedCollective(facts, time, block, dtype, shares))
         if is_sum(facts):
             self._sums |= dict.fromkeys(range(first, len(self._made)), facts.reduced[0])
 
@@ -167,9 +167,9 @@ class StepEvents(StepMemory):
         self._end_of_pass = self._time
 
     def _go_to(self, block: str) -> None:
-        if block != self._places[-1].block:
+        if block != self._spans[-1].block:
             self._time += 1
-            self._places.append(Place(self._time, block))
+            self._spans.append(BlockSpan(self._time, block))
 
     # Which block a tensor belongs to.
 

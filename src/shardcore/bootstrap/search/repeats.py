@@ -112,7 +112,7 @@ def _copied_and_traced(job: Job, repeats: "Repeats") -> tuple[Job, Job]:
 
 def _are_equal(ones: tuple[RankStep, ...], others: tuple[RankStep, ...]) -> bool:
     (one,), (other,) = ones, others
-    same = set(one.work) == set(other.work) and set(one.moved) == set(other.moved)
+    same = set(one.work) == set(other.work) and set(one.collectives) == set(other.collectives)
     return same and one.memory == other.memory
 
 

@@ -22,7 +22,7 @@ from shardcore.domain.mesh import Mesh
 from shardcore.domain.steps.events import TracedStep
 from shardcore.domain.steps.larger_mesh import RankStep, step_on
 from shardcore.domain.steps.layer_steps import layer_steps
-from shardcore.domain.steps.repeats import lengthened
+from shardcore.domain.steps.repeats import with_all_blocks
 from shardcore.domain.steps.runs import Run
 from shardcore.policies.candidates import Candidate
 from shardcore.policies.rules import Planned
@@ -75,7 +75,7 @@ class Job:
         planned: The candidate.
         meshes: The meshes.
         runs: Blocks of the model that repeat, some of which are traced.
-        longer: The runs to which the trace is lengthened: all their blocks, by default.
+        longer: The runs to which the trace is with_all_blocks: all their blocks, by default.
     """
 
     planned: PlannedCandidate
@@ -218,7 +218,7 @@ class _Model:
         except ShardcoreError as error:
             return error
         for run in job.runs if job.longer is None else job.longer:
-            step = None if step is None else lengthened(step, run)
+            step = None if step is None else with_all_blocks(step, run)
         return None if step is None else tuple(self._on(mesh, step) for mesh in job.meshes)
 
     def _on(self, mesh: Mesh, step: TracedStep) -> RankStep:

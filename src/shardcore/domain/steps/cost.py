@@ -9,7 +9,7 @@ import attrs
 
 from shardcore.domain.machines.collective_cost import bytes_sent, slowest
 from shardcore.domain.machines.machine import Machine
-from shardcore.domain.steps.larger_mesh import Moved, RankStep
+from shardcore.domain.steps.larger_mesh import RankCollective, RankStep
 from shardcore.domain.steps.memory import Kind
 
 # The kinds of collectives in which the operand of a rank is its shard of the tensor.
@@ -70,27 +70,27 @@ def cost_of(step: RankStep, machine: Machine) -> StepCost:
         >>> link = Link(latency=0.5, bandwidth=1000)
         >>> machine = Machine("toy", 2, 10**6, {"float32": Speed(100, 100)}, link, link)
         >>> work = Work("aten.mm.default", "float32", flops=300, bytes=100, updates=False)
-        >>> moved = Moved("all_reduce", ("data",), operand_bytes=2000, waits=True)
+        >>> moved = RankCollective("all_reduce", ("data",), operand_bytes=2000, waits=True)
         >>> step = RankStep(Mesh((2,), ("data",)), (work,), (moved,), {"variables": 8})
         >>> cost = cost_of(step, machine)
         >>> cost.compute, dict(cost.communication), cost.seconds
         (3.0, {'data': 2.5}, 5.5)
     """
     compute = sum(
-        each.times * machine.speed(each.dtype).seconds(each.flops, each.bytes) for each in step.work
+        work.times * machine.speed(work.dtype).seconds(work.flops, work.bytes) for work in step.work
     )
     links = machine.links(step.mesh)
     communication: dict[str, float] = {}
     sent: dict[str, int] = {}
     waited = hidden = 0.0
-    for each in step.moved:
-        axis, ranks = ", ".join(each.axes), step.mesh.size_along(each.axes)
-        size = _sent(each, ranks)
-        link = slowest(links[axis] for axis in each.axes or links)  # of all for unknown ranks
-        seconds = each.times * link.seconds(size, each.kind)
+    for collective in step.collectives:
+        axis, ranks = ", ".join(collective.axes), step.mesh.size_along(collective.axes)
+        size = _sent(collective, ranks)
+        link = slowest(links[axis] for axis in collective.axes or links)  # of all for unknown ranks
+        seconds = collective.times * link.seconds(size, collective.kind)
         communication[axis] = communication.get(axis, 0.0) + seconds
-        sent[axis] = sent.get(axis, 0) + each.times * size
-        if each.waits:
+        sent[axis] = sent.get(axis, 0) + collective.times * size
+        if collective.waits:
             waited += seconds
         else:
             hidden += seconds
@@ -98,7 +98,7 @@ def cost_of(step: RankStep, machine: Machine) -> StepCost:
     return StepCost(compute, communication, exposed, waited, sent, step.memory)
 
 
-def _sent(moved: Moved, ranks: int) -> int:
+def _sent(moved: RankCollective, ranks: int) -> int:
     """Returns the bytes that a rank sends in a collective."""
     shards = ranks if moved.kind in _OF_SHARDS else 1
     return round(bytes_sent(moved.kind, ranks, moved.operand_bytes * shards))

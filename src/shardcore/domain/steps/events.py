@@ -66,8 +66,8 @@ class Stored:
 
 
 @attrs.frozen
-class Place:
-    """A part of the step, up to the next one.
+class BlockSpan:
+    """A part of the step in which one block runs, up to the next part.
 
     Args:
         begin: Its first time.
@@ -94,7 +94,7 @@ class Operators:
 
 
 @attrs.frozen
-class Started:
+class TracedCollective:
     """A collective.
 
     Args:
@@ -111,19 +111,19 @@ class Started:
     dtype: str = ""
     shares: tuple[tuple[str, int], ...] = ()
 
-    def below(self, block: str, other: str) -> "Started":
-        """Returns that of a block as that of an equal one, at no time."""
+    def relocated(self, block: str, other: str) -> "TracedCollective":
+        """Returns the same collective of an equal block, with time 0."""
         facts = attrs.evolve(
             self.facts,
-            layer=_below(self.facts.layer, block, other),
-            variable=self.facts.variable and _below(self.facts.variable, block, other),
-            reduced=tuple(_below(each, block, other) for each in self.facts.reduced),
+            layer=_relocated_path(self.facts.layer, block, other),
+            variable=self.facts.variable and _relocated_path(self.facts.variable, block, other),
+            reduced=tuple(_relocated_path(path, block, other) for path in self.facts.reduced),
         )
         return attrs.evolve(self, facts=facts, time=0, block=other)
 
 
 @attrs.frozen
-class Held:
+class TracedMemory:
     """A piece of memory.
 
     Args:
@@ -140,11 +140,11 @@ class Held:
     sum_of: str = ""
     shares: tuple[tuple[str, int], ...] = ()
 
-    def below(self, block: str, other: str) -> "Held":
-        """Returns that of a block as that of an equal one."""
-        stored, sum_of = self.stored, _below(self.sum_of, block, other)
+    def relocated(self, block: str, other: str) -> "TracedMemory":
+        """Returns the same memory of an equal block."""
+        stored, sum_of = self.stored, _relocated_path(self.sum_of, block, other)
         if stored is not None:
-            stored = attrs.evolve(stored, path=_below(stored.path, block, other))
+            stored = attrs.evolve(stored, path=_relocated_path(stored.path, block, other))
         return attrs.evolve(self, block=other, stored=stored, sum_of=sum_of)
 
 
@@ -157,19 +157,19 @@ class TracedStep:
         operators: The operators, in no order.
         collectives: The collectives, in order.
         memory: The memory.
-        places: The parts of the step, in order.
+        spans: The parts of the step, by the block that runs, in order.
         end_of_pass: The time at which the backward pass waits for the gradients.
     """
 
     mesh: Mesh
     operators: tuple[Operators, ...]
-    collectives: tuple[Started, ...]
-    memory: tuple[Held, ...]
-    places: tuple[Place, ...] = (Place(0),)
+    collectives: tuple[TracedCollective, ...]
+    memory: tuple[TracedMemory, ...]
+    spans: tuple[BlockSpan, ...] = (BlockSpan(0),)
     end_of_pass: int = 0
 
 
-def _below(path: str, block: str, other: str) -> str:
-    """Returns a path in a block as it is in another one."""
+def _relocated_path(path: str, block: str, other: str) -> str:
+    """Replaces the block at the beginning of a path by another one."""
     is_in = path == block or path.startswith(f"{block}/")
     return other + path[len(block) :] if is_in else path

@@ -18,7 +18,7 @@ def as_target(layout: Layout, target: Layout) -> Layout:
     single = [axis for axis in mesh.axis_names if mesh.axis_size(axis) == 1]
     if layout == target or layout.reduced.without(*single) != target.without(*single):
         return layout
-    pending = tuple(each for each in layout.partial if each[0] not in single)
+    pending = tuple(partial for partial in layout.partial if partial[0] not in single)
     return Layout(mesh, target.spec, pending, target.blocks)
 
 

@@ -53,11 +53,11 @@ class LatestWeights(Generic[_Weight]):
 
     def find(self, key: Hashable) -> _Weight | None:
         """Returns the weight of `key`, which is the latest from now on."""
-        found = self._held.pop(key, None)
-        if found is None:
+        weight_and_bytes = self._held.pop(key, None)
+        if weight_and_bytes is None:
             return None
-        self._held[key] = found
-        return found[0]
+        self._held[key] = weight_and_bytes
+        return weight_and_bytes[0]
 
     def add(self, key: Hashable, weight: _Weight, size: int) -> None:
         """Adds a weight of so many bytes; drops the oldest ones if they are too many."""
@@ -80,4 +80,4 @@ def size_of(weight: int, sizes: Sequence[WeightSize] = PER_USE) -> WeightSize | 
         >>> size_of(4) == SMALL, size_of(2**20) == LARGE, size_of(2**30)
         (True, True, None)
     """
-    return next((each for each in sizes if weight <= each.most), None)
+    return next((size for size in sizes if weight <= size.most), None)

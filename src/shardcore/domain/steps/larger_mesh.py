@@ -14,13 +14,18 @@ import attrs
 from shardcore.domain.explanation.reasons import Facts
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
-from shardcore.domain.steps.events import Held, Started, Stored, TracedStep, Work
-from shardcore.domain.steps.gradient_buckets import Bucketed, Sum, bucketed, filled
+from shardcore.domain.steps.events import Stored, TracedCollective, TracedMemory, TracedStep, Work
+from shardcore.domain.steps.gradient_buckets import (
+    BucketEvents,
+    GradientSum,
+    bucket_events,
+    fill_buckets,
+)
 from shardcore.domain.steps.memory import Kind, highest
 
 
 @attrs.frozen
-class Moved:
+class RankCollective:
     """Equal collectives of a step.
 
     Args:
@@ -39,7 +44,7 @@ class Moved:
     times: int = 1
 
 
-_T = TypeVar("_T", Work, Moved)
+_T = TypeVar("_T", Work, RankCollective)
 
 
 @attrs.frozen
@@ -49,47 +54,49 @@ class RankStep:
     Args:
         mesh: The mesh.
         work: The operators.
-        moved: The collectives.
+        collectives: The collectives.
         memory: The bytes by kind at the highest point.
         layers: The parts of groups of layers, if they are asked for.
     """
 
     mesh: Mesh
     work: tuple[Work, ...]
-    moved: tuple[Moved, ...]
+    collectives: tuple[RankCollective, ...]
     memory: Mapping[Kind, int]
     layers: Mapping[str, "RankStep"] = attrs.field(factory=dict)
 
 
 def step_on(mesh: Mesh, step: TracedStep) -> RankStep:
     """Returns a traced step on a mesh with its axes, in which each rank has as many rows."""
-    stored = [each.stored for each in step.memory if each.stored is not None]
-    values = {each.path: each for each in reversed(stored)}
-    then, here = _Sizes(step.mesh), _Sizes(mesh)
-    before, after = (sum(map(sizes.stored, stored)) for sizes in (then, here))
+    stored = [held.stored for held in step.memory if held.stored is not None]
+    values = {tensor.path: tensor for tensor in reversed(stored)}
+    traced_sizes, larger_sizes = _Sizes(step.mesh), _Sizes(mesh)
+    before, after = (sum(map(sizes.stored, stored)) for sizes in (traced_sizes, larger_sizes))
     held = [
-        each if each.stored is None else _with_bytes(each, here.stored(each.stored))
-        for each in step.memory
+        memory if memory.stored is None else _with_bytes(memory, larger_sizes.stored(memory.stored))
+        for memory in step.memory
     ]
-    started = [_on(each, then, here, values) for each in step.collectives]
-    sums = _sums(started, held)
-    added = bucketed(filled(sums.values()), step.end_of_pass)
+    started = [
+        _resized(collective, traced_sizes, larger_sizes, values) for collective in step.collectives
+    ]
+    sums = _gradient_sums(started, held)
+    from_buckets = bucket_events(fill_buckets(sums.values()), step.end_of_pass)
     work = (
-        attrs.evolve(each.work, bytes=each.work.bytes * after // max(before, 1))
-        if each.work.updates
-        else each.work
-        for each in (*step.operators, *added.operators)
+        attrs.evolve(operator.work, bytes=operator.work.bytes * after // max(before, 1))
+        if operator.work.updates
+        else operator.work
+        for operator in (*step.operators, *from_buckets.operators)
     )
-    allocations = [each.allocation for each in held if each.sum_of not in sums]
+    allocations = [memory.allocation for memory in held if memory.sum_of not in sums]
     return RankStep(
         mesh,
-        _counted(work),
-        _counted(_moved(started, sums, added)),
-        highest([*allocations, *added.memory]),
+        _merge_equal(work),
+        _merge_equal(_rank_collectives(started, sums, from_buckets)),
+        highest([*allocations, *from_buckets.memory]),
     )
 
 
-def _with_bytes(held: Held, size: int) -> Held:
+def _with_bytes(held: TracedMemory, size: int) -> TracedMemory:
     return attrs.evolve(held, allocation=attrs.evolve(held.allocation, bytes=size))
 
 
@@ -116,23 +123,32 @@ class _Sizes:
         return self._known[key]
 
 
-def _on(started: Started, then: _Sizes, here: _Sizes, values: Mapping[str, Stored]) -> Started:
+def _resized(
+    started: TracedCollective,
+    traced_sizes: _Sizes,
+    larger_sizes: _Sizes,
+    values: Mapping[str, Stored],
+) -> TracedCollective:
     """Returns a collective with the bytes of its operands on the larger mesh."""
-    size = _operand_bytes(started.facts, then, here, values)
+    size = _operand_bytes(started.facts, traced_sizes, larger_sizes, values)
     if size == started.facts.operand_bytes:
         return started
     return attrs.evolve(started, facts=attrs.evolve(started.facts, operand_bytes=size))
 
 
-def _operand_bytes(facts: Facts, then: _Sizes, here: _Sizes, values: Mapping[str, Stored]) -> int:
+def _operand_bytes(
+    facts: Facts, traced_sizes: _Sizes, larger_sizes: _Sizes, values: Mapping[str, Stored]
+) -> int:
     """Returns the bytes of the operands of a collective on the larger mesh."""
     if _waits(facts):
         return facts.operand_bytes
     if facts.source is not None and facts.shape is not None:
-        small, large = (each.elements(facts.source, facts.shape) for each in (then, here))
+        small, large = (
+            sizes.elements(facts.source, facts.shape) for sizes in (traced_sizes, larger_sizes)
+        )
     else:  # the sum of gradients
         reduced = [values[path] for path in facts.reduced]
-        small, large = (sum(map(each.stored, reduced)) for each in (then, here))
+        small, large = (sum(map(sizes.stored, reduced)) for sizes in (traced_sizes, larger_sizes))
     return facts.operand_bytes * large // max(small, 1)
 
 
@@ -140,20 +156,22 @@ def _waits(facts: Facts) -> bool:
     return not facts.reduced and facts.variable is None
 
 
-def _sums(started: Iterable[Started], held: Iterable[Held]) -> dict[str, Sum]:
+def _gradient_sums(
+    started: Iterable[TracedCollective], held: Iterable[TracedMemory]
+) -> dict[str, GradientSum]:
     """Returns the all-reduces of single gradients, by the path of the variable, in order."""
-    memory: dict[str, list[Held]] = {}
-    for each in held:
-        if each.sum_of:
-            memory.setdefault(each.sum_of, []).append(each)
-    reductions: dict[str, list[Started]] = {}
-    for one in started:
-        if is_sum(one.facts):
-            reductions.setdefault(one.facts.reduced[0], []).append(one)
+    memory: dict[str, list[TracedMemory]] = {}
+    for piece in held:
+        if piece.sum_of:
+            memory.setdefault(piece.sum_of, []).append(piece)
+    reductions: dict[str, list[TracedCollective]] = {}
+    for collective in started:
+        if is_sum(collective.facts):
+            reductions.setdefault(collective.facts.reduced[0], []).append(collective)
     return {
-        path: Sum(path, tuple(found), tuple(memory[path]))
-        for path, found in reductions.items()
-        if len(memory.get(path, ())) == len(found)
+        path: GradientSum(path, tuple(collectives), tuple(memory[path]))
+        for path, collectives in reductions.items()
+        if len(memory.get(path, ())) == len(collectives)
     }
 
 
@@ -162,17 +180,25 @@ def is_sum(facts: Facts) -> bool:
     return facts.kind == "all_reduce" and len(facts.reduced) == 1 and facts.source is None
 
 
-def _moved(started: Sequence[Started], sums: Mapping[str, Sum], added: Bucketed) -> Iterator[Moved]:
-    kept = [each for each in started if not (is_sum(each.facts) and each.facts.reduced[0] in sums)]
-    for each in sorted([*kept, *added.collectives], key=lambda each: each.time):
-        facts = each.facts
-        yield Moved(facts.kind, facts.axes, facts.operand_bytes, _waits(facts))
+def _rank_collectives(
+    started: Sequence[TracedCollective], sums: Mapping[str, GradientSum], from_buckets: BucketEvents
+) -> Iterator[RankCollective]:
+    unbucketed = [
+        collective
+        for collective in started
+        if not (is_sum(collective.facts) and collective.facts.reduced[0] in sums)
+    ]
+    for collective in sorted(
+        [*unbucketed, *from_buckets.collectives], key=lambda collective: collective.time
+    ):
+        facts = collective.facts
+        yield RankCollective(facts.kind, facts.axes, facts.operand_bytes, _waits(facts))
 
 
-def _counted(each: Iterable[_T]) -> tuple[_T, ...]:
-    """Returns equal operators, or equal collectives, as one with their number."""
+def _merge_equal(records: Iterable[_T]) -> tuple[_T, ...]:
+    """Merges equal operators, or equal collectives, into one that counts them."""
     times: dict[_T, int] = {}
-    for one in each:
-        once = attrs.evolve(one, times=1)
-        times[once] = times.get(once, 0) + one.times
+    for record in records:
+        once = attrs.evolve(record, times=1)
+        times[once] = times.get(once, 0) + record.times
     return tuple(attrs.evolve(once, times=count) for once, count in times.items())

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-# The number of partial choices that are kept; of more only the best of those that are about alike.
-KEPT = 4096
-# Two partial choices are about alike if they differ by less than this part of the range.
-_PARTS = 48
+# At most so many partial choices go on to the next layer; of more, only the best in each cell.
+MOST_PARTIALS = 4096
+# The cells along each side of a grid over seconds and bytes.
+_CELLS = 48
 
 
 @attrs.frozen
@@ -51,12 +51,12 @@ class _Partial:
 
     def choices(self) -> tuple[int, ...]:
         """Returns the choice of each layer."""
-        found: list[int] = []
-        each = self
-        while each.before is not None:
-            found.append(each.last)
-            each = each.before
-        return tuple(reversed(found))
+        choices: list[int] = []
+        partial = self
+        while partial.before is not None:
+            choices.append(partial.last)
+            partial = partial.before
+        return tuple(reversed(choices))
 
 
 def cheapest(layers: Sequence[Sequence[LayerCost]], memory: int) -> tuple[int, ...] | None:
@@ -75,45 +75,47 @@ def cheapest(layers: Sequence[Sequence[LayerCost]], memory: int) -> tuple[int, .
         >>> cheapest([table, block], 200), cheapest([table, block], 60), cheapest([table], 10)
         ((1, 0), (1, 1), None)
     """
-    found = [_Partial()]
+    partials = [_Partial()]
     for costs in layers:
-        longer = (each.with_(cost, choice) for each in found for choice, cost in enumerate(costs))
-        found = _few(_unbeaten(each for each in longer if each.bytes <= memory))
-    best = min(found, key=lambda each: (each.seconds, each.bytes), default=None)
+        longer = (
+            partial.with_(cost, choice) for partial in partials for choice, cost in enumerate(costs)
+        )
+        partials = _prune(_pareto_front(partial for partial in longer if partial.bytes <= memory))
+    best = min(partials, key=lambda partial: (partial.seconds, partial.bytes), default=None)
     return None if best is None else best.choices()
 
 
-def _unbeaten(partials: Iterable[_Partial]) -> list[_Partial]:
+def _pareto_front(partials: Iterable[_Partial]) -> list[_Partial]:
     """Returns the partial choices that no other one equals or beats in seconds and in bytes."""
-    found: list[_Partial] = []
-    moved: list[float] = []  # of those found, which no other beats in both: rising
+    front: list[_Partial] = []
+    moved: list[float] = []  # of the front, by seconds and bytes only: rising
     sizes: list[int] = []  # theirs, falling
-    for each in sorted(partials, key=lambda one: (one.alone, one.moved, one.bytes)):
-        at = bisect_left(moved, each.moved)
-        if (at and sizes[at - 1] <= each.bytes) or (
-            at < len(moved) and moved[at] == each.moved and sizes[at] <= each.bytes
+    for partial in sorted(partials, key=lambda one: (one.alone, one.moved, one.bytes)):
+        at = bisect_left(moved, partial.moved)
+        if (at and sizes[at - 1] <= partial.bytes) or (
+            at < len(moved) and moved[at] == partial.moved and sizes[at] <= partial.bytes
         ):
             continue
         end = at
-        while end < len(moved) and sizes[end] >= each.bytes:
+        while end < len(moved) and sizes[end] >= partial.bytes:
             end += 1
-        moved[at:end], sizes[at:end] = [each.moved], [each.bytes]
-        found.append(each)
-    return found
+        moved[at:end], sizes[at:end] = [partial.moved], [partial.bytes]
+        front.append(partial)
+    return front
 
 
-def _few(partials: list[_Partial]) -> list[_Partial]:
-    """Returns all, or the shortest of those that are about alike in seconds alone and in bytes."""
-    if len(partials) <= KEPT:
+def _prune(partials: list[_Partial]) -> list[_Partial]:
+    """Returns all of a few; of many, the shortest among those of about equal seconds and bytes."""
+    if len(partials) <= MOST_PARTIALS:
         return partials
-    most = max(each.alone for each in partials), max(each.bytes for each in partials)
+    most = max(partial.alone for partial in partials), max(partial.bytes for partial in partials)
     best: dict[tuple[int, int], _Partial] = {}
-    for each in partials:
-        cell = _part(each.alone, most[0]), _part(each.bytes, most[1])
-        if cell not in best or each.seconds < best[cell].seconds:
-            best[cell] = each
+    for partial in partials:
+        cell = _cell(partial.alone, most[0]), _cell(partial.bytes, most[1])
+        if cell not in best or partial.seconds < best[cell].seconds:
+            best[cell] = partial
     return list(best.values())
 
 
-def _part(value: float, most: float) -> int:
-    return int(_PARTS * value / most) if most else 0
+def _cell(value: float, most: float) -> int:
+    return int(_CELLS * value / most) if most else 0

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 import attrs
 
 from shardcore.domain.explanation.reasons import Facts
-from shardcore.domain.steps.events import Held, Operators, Started, TracedStep
+from shardcore.domain.steps.events import Operators, TracedCollective, TracedMemory, TracedStep
 
 # The group of what belongs to no layer, such as the loss.
 REST = ""
@@ -23,10 +23,10 @@ def layer_steps(step: TracedStep, groups: Mapping[str, str]) -> dict[str, Traced
     """
     owners = _Owners(groups)
     operators: dict[str, list[Operators]] = {}
-    collectives: dict[str, list[Started]] = {}
-    memory: dict[str, list[Held]] = {}
-    for each in step.operators:
-        for group, part in _divided(each, owners):
+    collectives: dict[str, list[TracedCollective]] = {}
+    memory: dict[str, list[TracedMemory]] = {}
+    for per_block in step.operators:
+        for group, part in _by_group(per_block, owners):
             operators.setdefault(group, []).append(part)
     for started in step.collectives:
         collectives.setdefault(_group(started, owners), []).append(started)
@@ -58,16 +58,19 @@ class _Owners:
         return self.groups[path] if path else REST
 
 
-def _divided(each: Operators, owners: _Owners) -> Iterator[tuple[str, Operators]]:
+def _by_group(operators: Operators, owners: _Owners) -> Iterator[tuple[str, Operators]]:
     """Yields operators by group: those of several blocks by the bytes of each."""
-    left = each.work.bytes
-    for block, size in each.shares:
+    left = operators.work.bytes
+    for block, size in operators.shares:
         left -= size
-        yield owners.of(block), Operators(attrs.evolve(each.work, flops=0, bytes=size))
-    yield owners.of(each.block), attrs.evolve(each, work=attrs.evolve(each.work, bytes=left))
+        yield owners.of(block), Operators(attrs.evolve(operators.work, flops=0, bytes=size))
+    yield (
+        owners.of(operators.block),
+        attrs.evolve(operators, work=attrs.evolve(operators.work, bytes=left)),
+    )
 
 
-def _group(started: Started, owners: _Owners) -> str:
+def _group(started: TracedCollective, owners: _Owners) -> str:
     """Returns the group of a collective: that of the variable that it moves, or of its block."""
     return owners.of(_variable(started.facts)) or owners.of(started.block or started.facts.layer)
 

@@ -37,17 +37,17 @@ def highest(allocations: Collection[Allocation]) -> dict[Kind, int]:
         {'variables': 8, 'activations': 6, 'gradients': 4}
     """
     changes: Counter[int] = Counter()
-    for each in allocations:
-        changes[each.begin] += each.bytes
-        if each.end is not None:
-            changes[each.end] -= each.bytes
+    for allocation in allocations:
+        changes[allocation.begin] += allocation.bytes
+        if allocation.end is not None:
+            changes[allocation.end] -= allocation.bytes
     held, most, at = 0, 0, 0
     for time in sorted(changes):
         held += changes[time]
         if held > most:
             most, at = held, time
-    found: dict[Kind, int] = {}
-    for each in allocations:
-        if each.begin <= at and (each.end is None or each.end > at):
-            found[each.kind] = found.get(each.kind, 0) + each.bytes
-    return found
+    sizes: dict[Kind, int] = {}
+    for allocation in allocations:
+        if allocation.begin <= at and (allocation.end is None or allocation.end > at):
+            sizes[allocation.kind] = sizes.get(allocation.kind, 0) + allocation.bytes
+    return sizes

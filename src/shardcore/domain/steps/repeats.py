@@ -9,21 +9,27 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
-from shardcore.domain.steps.events import Held, Operators, Place, Started, TracedStep
+from shardcore.domain.steps.events import (
+    BlockSpan,
+    Operators,
+    TracedCollective,
+    TracedMemory,
+    TracedStep,
+)
 from shardcore.domain.steps.runs import Point, Run, TracedRun
 
 
-def lengthened(step: TracedStep, run: Run) -> TracedStep | None:
+def with_all_blocks(step: TracedStep, run: Run) -> TracedStep | None:
     """Returns the step with all blocks of `run`; None if the inner ones of the trace differ."""
-    return step if not run.copied else _Longer(TracedRun(step, run)).step()
+    return step if not run.copied else _LongerStep(TracedRun(step, run)).step()
 
 
 @attrs.define
-class _Longer:
-    """The longer step, in the making."""
+class _LongerStep:
+    """Builds the longer step."""
 
     traced: TracedRun
-    # The new beginnings of parts: by the place of the block among all, 0 outside; and the turn.
+    # The new beginnings of parts: by the position of the block among all, 0 outside, and the turn.
     _new: dict[tuple[int, int], int] = attrs.field(factory=dict, init=False)
 
     @property
@@ -33,30 +39,30 @@ class _Longer:
 
     def step(self) -> TracedStep | None:
         """Returns the longer step; None if inner blocks differ."""
-        if not self.traced.inner_are_equal() or not self._lay_out():
+        if not self.traced.inner_are_equal() or not self._set_times():
             return None
         memory = list(self._memory())
         if None in memory:
             return None
-        collectives = sorted(self._collectives(), key=lambda each: each.time)
-        others = {each.turn: each.block for each in self.traced.parts if not each.at}
-        places = (
-            Place(begin, self.run.paths[at - 1] if at else others[turn])
+        collectives = sorted(self._collectives(), key=lambda collective: collective.time)
+        others = {part.turn: part.block for part in self.traced.parts if not part.at}
+        spans = (
+            BlockSpan(begin, self.run.paths[at - 1] if at else others[turn])
             for (at, turn), begin in self._new.items()
         )
         return TracedStep(
             self.traced.step.mesh,
             tuple(map(self._operators, self.traced.step.operators)),
             tuple(collectives),
-            tuple(each for each in memory if each is not None),
-            tuple(sorted(places, key=lambda place: place.begin)),
+            tuple(piece for piece in memory if piece is not None),
+            tuple(sorted(spans, key=lambda span: span.begin)),
             self._time(self.traced.point(self.traced.step.end_of_pass)),
         )
 
     # The new times.
 
-    def _lay_out(self) -> bool:
-        """Notes the new start of each part; returns whether neighbours follow one another."""
+    def _set_times(self) -> bool:
+        """Sets the new start of each part; returns whether neighbours follow one another."""
         before, copies = self.run.before, len(self.run.copied)
         time, previous = self.traced.parts[0].begin, None
         for part in self.traced.parts:
@@ -67,81 +73,83 @@ class _Longer:
                 for at in between if part.at > before else reversed(between):
                     self._new[at, part.turn] = time
                     time += part.length if previous.at == before else previous.length
-            self._new[self._place(part.at), part.turn] = time
+            self._new[self._position(part.at), part.turn] = time
             time += part.length
             previous = part
-        turns = sum(each.at == before for each in self.traced.parts)
+        turns = sum(traced_part.at == before for traced_part in self.traced.parts)
         return all((at, turn) in self._new for at in self._copies() for turn in range(turns))
 
     def _copies(self) -> range:
         return range(self.run.before + 1, self.run.before + len(self.run.copied) + 1)
 
-    def _place(self, at: int) -> int:
-        """Returns the place, among all blocks, of the block at a place among the traced ones."""
+    def _position(self, at: int) -> int:
+        """Returns the position among all blocks of the one at `at` among the traced ones."""
         return at if at <= self.run.before else at + len(self.run.copied)
 
     def _time(self, point: Point, at: int | None = None) -> int:
-        """Returns the new time of a point, of the block at the place `at` among all if given."""
-        place = self._place(point.at) if at is None else at
-        return self._new[place, point.turn] + point.since
+        """Returns the new time of a point, in the block at position `at` if that is given."""
+        position = self._position(point.at) if at is None else at
+        return self._new[position, point.turn] + point.since
 
     # The events.
 
-    def _operators(self, each: Operators) -> Operators:
+    def _operators(self, operators: Operators) -> Operators:
         name, copies = self._name(), len(self.run.copied)
-        if each.block == name:
-            work = attrs.evolve(each.work, times=each.work.times * (1 + copies))
-            return attrs.evolve(each, work=work)
-        share = dict(each.shares).get(name)
+        if operators.block == name:
+            work = attrs.evolve(operators.work, times=operators.work.times * (1 + copies))
+            return attrs.evolve(operators, work=work)
+        share = dict(operators.shares).get(name)
         if share is None:
-            return each
-        work = attrs.evolve(each.work, bytes=each.work.bytes + copies * share)
+            return operators
+        work = attrs.evolve(operators.work, bytes=operators.work.bytes + copies * share)
         added = ((path, share) for path in self.run.copied)
-        return attrs.evolve(each, work=work, shares=(*each.shares, *added))
+        return attrs.evolve(operators, work=work, shares=(*operators.shares, *added))
 
-    def _collectives(self) -> Iterator[Started]:
+    def _collectives(self) -> Iterator[TracedCollective]:
         before = self.run.before
         name = self._name()
-        for each in self.traced.step.collectives:
-            point = self.traced.point(each.time)
-            added = len(self.run.copied) * dict(each.shares).get(name, 0)
-            facts = attrs.evolve(each.facts, operand_bytes=each.facts.operand_bytes + added)
-            yield attrs.evolve(each, time=self._time(point), facts=facts)
-            if each.block == name:
+        for collective in self.traced.step.collectives:
+            point = self.traced.point(collective.time)
+            added = len(self.run.copied) * dict(collective.shares).get(name, 0)
+            facts = attrs.evolve(
+                collective.facts, operand_bytes=collective.facts.operand_bytes + added
+            )
+            yield attrs.evolve(collective, time=self._time(point), facts=facts)
+            if collective.block == name:
                 for at, path in zip(self._copies(), self.run.copied, strict=True):
                     time = self._time(point, at if point.at == before else None)
-                    yield attrs.evolve(each.below(name, path), time=time)
+                    yield attrs.evolve(collective.relocated(name, path), time=time)
 
-    def _memory(self) -> Iterator[Held | None]:
-        blocks: dict[int, list[Held]] = {at: [] for at in self.run.inner}
-        for each in self.traced.step.memory:
-            at = self.traced.places.get(each.block, 0)
-            yield self._at_new_time(each, at)
+    def _memory(self) -> Iterator[TracedMemory | None]:
+        blocks: dict[int, list[TracedMemory]] = {at: [] for at in self.run.inner}
+        for held in self.traced.step.memory:
+            at = self.traced.positions.get(held.block, 0)
+            yield self._retimed(held, at)
             if at in blocks:
-                blocks[at].append(each)
+                blocks[at].append(held)
         for alike in zip(*blocks.values(), strict=True):
             yield from self._copied(alike)
 
-    def _at_new_time(self, held: Held, at: int) -> Held | None:
+    def _retimed(self, held: TracedMemory, at: int) -> TracedMemory | None:
         """Returns traced memory at its new time; None if an inner block frees it alone."""
-        one, end = held.allocation, None
-        if one.end is not None:
-            point = self.traced.point(one.end)
+        allocation, end = held.allocation, None
+        if allocation.end is not None:
+            point = self.traced.point(allocation.end)
             distance = point.at - at
             if point.at and not at and point.at in self.run.inner:
                 return None
             if point.at and at and abs(distance) > self.run.reach:
                 return None
-            end = self._time(point, self._place(at) + distance if point.at and at else None)
+            end = self._time(point, self._position(at) + distance if point.at and at else None)
         added = len(self.run.copied) * dict(held.shares).get(self._name(), 0)
-        begin = self._time(self.traced.point(one.begin))
-        allocation = attrs.evolve(one, begin=begin, end=end, bytes=one.bytes + added)
+        begin = self._time(self.traced.point(allocation.begin))
+        allocation = attrs.evolve(allocation, begin=begin, end=end, bytes=allocation.bytes + added)
         return attrs.evolve(held, allocation=allocation)
 
     def _name(self) -> str:
         return self.run.traced[self.run.before - 1]
 
-    def _copied(self, alike: Sequence[Held]) -> Iterator[Held]:
+    def _copied(self, alike: Sequence[TracedMemory]) -> Iterator[TracedMemory]:
         """Yields the copies of memory that all inner blocks have.
 
         The copy of a block that frees earlier ones is that of the last inner block, whose end is in
@@ -150,7 +158,7 @@ class _Longer:
         point is in one of the traced blocks beside the copies.
         """
         first = self.run.inner[0]
-        ends = [each.allocation.end for each in alike]
+        ends = [held.allocation.end for held in alike]
         end = None if ends[0] is None else self.traced.point(ends[0])
         backward = end is not None and end.at and end.at < first
         of, at = (alike[-1], self.run.inner[-1]) if backward else (alike[0], first)
@@ -163,4 +171,6 @@ class _Longer:
                 begin=self._time(begin, copy if begin.at else None),
                 end=self._time(end, copy + end.at - at if end.at else None) if end else None,
             )
-            yield attrs.evolve(of.below(of.block, self.run.paths[copy - 1]), allocation=allocation)
+            yield attrs.evolve(
+                of.relocated(of.block, self.run.paths[copy - 1]), allocation=allocation
+            )

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterator
 
 import attrs
 
-from shardcore.domain.steps.events import TICK, Held, Started, TracedStep
+from shardcore.domain.steps.events import TICK, TracedCollective, TracedMemory, TracedStep
 
 _NUMBER = re.compile(r"_\d+(?=/|$)")
 
@@ -40,7 +40,7 @@ class Run:
 
     @property
     def inner(self) -> range:
-        """The places of the inner blocks among the traced ones, from 1: they must be equal."""
+        """The positions of the inner blocks among the traced ones, from 1: they must be equal."""
         return range(self.first + 1, self.first + 2 * self.reach + 1)
 
     @property
@@ -68,7 +68,7 @@ class Part:
     Args:
         begin: Its first time.
         length: Its length.
-        at: The place of its block among the traced ones, from 1; 0 outside of all.
+        at: The position of its block among the traced ones, from 1; 0 outside of all.
         turn: Its number among the parts of that block, or among those outside.
         block: The block that runs, also one of another run.
     """
@@ -96,28 +96,28 @@ class TracedRun:
     step: TracedStep
     run: Run
     parts: list[Part] = attrs.field(init=False)
-    # The places of blocks among the traced ones, from 1, by path.
-    places: dict[str, int] = attrs.field(init=False)
+    # The positions of blocks among the traced ones, from 1, by path.
+    positions: dict[str, int] = attrs.field(init=False)
     _begins: list[int] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.places = {path: at for at, path in enumerate(self.run.traced, 1)}
-        self.parts = list(self._cut())
-        self._begins = [each.begin for each in self.parts]
+        self.positions = {path: at for at, path in enumerate(self.run.traced, 1)}
+        self.parts = list(self._parts())
+        self._begins = [part.begin for part in self.parts]
 
-    def _cut(self) -> Iterator[Part]:
+    def _parts(self) -> Iterator[Part]:
         turns: Counter[int] = Counter()
-        places = self.step.places
-        for place, after in zip(places, [*places[1:], None], strict=True):
-            at = self.places.get(place.block, 0)
-            end = self._last() + TICK if after is None else after.begin
-            yield Part(place.begin, end - place.begin, at, turns[at], place.block)
+        spans = self.step.spans
+        for span, after in zip(spans, [*spans[1:], None], strict=True):
+            at = self.positions.get(span.block, 0)
+            end = self._last_time() + TICK if after is None else after.begin
+            yield Part(span.begin, end - span.begin, at, turns[at], span.block)
             turns[at] += 1
 
-    def _last(self) -> int:
-        held = (each.allocation for each in self.step.memory)
-        times = [max(each.begin, each.end or 0) for each in held]
-        return max([*times, *(each.time for each in self.step.collectives)], default=0)
+    def _last_time(self) -> int:
+        allocations = (held.allocation for held in self.step.memory)
+        times = [max(allocation.begin, allocation.end or 0) for allocation in allocations]
+        return max([*times, *(collective.time for collective in self.step.collectives)], default=0)
 
     def point(self, time: int) -> Point:
         """Returns a time relative to its part."""
@@ -127,18 +127,18 @@ class TracedRun:
     def inner_are_equal(self) -> bool:
         """Returns whether the inner blocks do the same, at the same times relative to them."""
         inner = [self._signature(at) for at in self.run.inner]
-        if any(each is None or each != inner[0] for each in inner):
+        if any(signature is None or signature != inner[0] for signature in inner):
             return False
         # When the memory of one is free in another one, both of them inner ones.
-        ends = [[self._since_end(each) for each in self._of(at)] for at in self.run.inner]
-        same = ({each for each in alike if each is not None} for alike in zip(*ends, strict=True))
-        return all(len(each) < 2 for each in same)
+        ends = [[self._relative_end(held) for held in self._memory_of(at)] for at in self.run.inner]
+        same = ({end for end in alike if end is not None} for alike in zip(*ends, strict=True))
+        return all(len(times) < 2 for times in same)
 
-    def _of(self, at: int) -> list[Held]:
-        """Returns the memory of the block at a place."""
-        return [each for each in self.step.memory if self.places.get(each.block) == at]
+    def _memory_of(self, at: int) -> list[TracedMemory]:
+        """Returns the memory of the block at a position."""
+        return [held for held in self.step.memory if self.positions.get(held.block) == at]
 
-    def _since_end(self, held: Held) -> int | None:
+    def _relative_end(self, held: TracedMemory) -> int | None:
         end = held.allocation.end
         point = None if end is None else self.point(end)
         return point.since if point is not None and point.at in self.run.inner else None
@@ -146,32 +146,32 @@ class TracedRun:
     def _signature(self, at: int) -> Hashable:
         """Returns all that a block does, without its name; None if it cannot repeat."""
         name = self.run.traced[at - 1]
-        parts = tuple((each.turn, each.length) for each in self.parts if each.at == at)
+        parts = tuple((part.turn, part.length) for part in self.parts if part.at == at)
         operators: Counter[Hashable] = Counter()
-        for each in self.step.operators:
-            if each.block == name:
-                operators[attrs.evolve(each.work, times=1)] += each.work.times
-            elif name in dict(each.shares):
-                operators[each.work, dict(each.shares)[name]] += 1
+        for per_block in self.step.operators:
+            if per_block.block == name:
+                operators[attrs.evolve(per_block.work, times=1)] += per_block.work.times
+            elif name in dict(per_block.shares):
+                operators[per_block.work, dict(per_block.shares)[name]] += 1
         collectives = tuple(
-            (self._since(each.time, at), _unnumbered(each, name))
-            for each in self.step.collectives
-            if each.block == name
+            (self._relative_time(collective.time, at), _without_block_names(collective, name))
+            for collective in self.step.collectives
+            if collective.block == name
         )
-        memory = [self._of_memory(each, at) for each in self._of(at)]
-        joined = (dict(each.shares) for each in self.step.memory)
-        shared = tuple(each[name] for each in joined if name in each)
+        memory = [self._relative_memory(held, at) for held in self._memory_of(at)]
+        joined = (dict(held.shares) for held in self.step.memory)
+        shared = tuple(shares[name] for shares in joined if name in shares)
         if None in memory:
             return None
         return parts, frozenset(operators.items()), collectives, tuple(memory), shared
 
-    def _of_memory(self, held: Held, at: int) -> Hashable:
-        """Returns a piece of memory of the block at a place, relative to it."""
-        one, end, name = held.allocation, held.allocation.end, self.run.traced[at - 1]
+    def _relative_memory(self, held: TracedMemory, at: int) -> Hashable:
+        """Returns a piece of memory of the block at a position, relative to it."""
+        allocation, end, name = held.allocation, held.allocation.end, self.run.traced[at - 1]
         stored = held.stored and attrs.evolve(held.stored, path="")  # it has the name of the block
         sum_of = _without_numbers(held.sum_of.removeprefix(name))
-        what = one.kind, one.bytes, stored, sum_of, held.shares
-        begin = self._since(one.begin, at)
+        what = allocation.kind, allocation.bytes, stored, sum_of, held.shares
+        begin = self._relative_time(allocation.begin, at)
         if end is None:
             return what, begin
         point = self.point(end)
@@ -180,21 +180,21 @@ class TracedRun:
         distance = point.at - at
         return None if abs(distance) > self.run.reach else (what, begin, distance, point.turn)
 
-    def _since(self, time: int, at: int) -> tuple[int, int] | int:
+    def _relative_time(self, time: int, at: int) -> tuple[int, int] | int:
         point = self.point(time)
         return (point.turn, point.since) if point.at == at else point.turn
 
 
-def _unnumbered(started: Started, block: str) -> Started:
+def _without_block_names(started: TracedCollective, block: str) -> TracedCollective:
     """Returns a collective of a block without the names by which equal blocks differ."""
-    each = started.below(block, "")
+    renamed = started.relocated(block, "")
     facts = attrs.evolve(
-        each.facts,
-        layer=_without_numbers(each.facts.layer),
-        variable=each.facts.variable and _without_numbers(each.facts.variable),
-        reduced=tuple(map(_without_numbers, each.facts.reduced)),
+        renamed.facts,
+        layer=_without_numbers(renamed.facts.layer),
+        variable=renamed.facts.variable and _without_numbers(renamed.facts.variable),
+        reduced=tuple(map(_without_numbers, renamed.facts.reduced)),
     )
-    return attrs.evolve(each, facts=facts)
+    return attrs.evolve(renamed, facts=facts)
 
 
 def _without_numbers(path: str) -> str:

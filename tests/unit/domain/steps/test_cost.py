@@ -8,7 +8,7 @@ from shardcore.domain.machines.machine import Machine, Speed
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.steps.cost import cost_of
 from shardcore.domain.steps.events import Work
-from shardcore.domain.steps.larger_mesh import Moved, RankStep
+from shardcore.domain.steps.larger_mesh import RankCollective, RankStep
 
 NEAR, FAR = Link(1, 1000), Link(10, 100)
 SPEEDS = {"float32": Speed(100, 10), "bfloat16": Speed(1000, 10)}
@@ -33,7 +33,7 @@ def cost(*moved, work=()):
 def test_a_collective_takes_latency_and_the_bytes_that_a_ring_sends(
     kind, axis, operand, sent, seconds
 ):
-    found = cost(Moved(kind, (axis,), operand, waits=True, times=5))
+    found = cost(RankCollective(kind, (axis,), operand, waits=True, times=5))
     assert dict(found.sent) == {axis: 5 * sent}
     assert found.communication[axis] == pytest.approx(5 * seconds)
     assert found.exposed == found.seconds == pytest.approx(5 * seconds)
@@ -49,8 +49,8 @@ def test_operators_take_the_speed_of_their_dtype():
 
 
 def test_collectives_of_weights_are_hidden_behind_operators_and_the_rest_is_exposed():
-    waits = Moved("all_reduce", ("model",), 4000, waits=True)  # 7 seconds
-    hidden = Moved("reduce_scatter", ("data",), 600, waits=False)  # 14 seconds
+    waits = RankCollective("all_reduce", ("model",), 4000, waits=True)  # 7 seconds
+    hidden = RankCollective("reduce_scatter", ("data",), 600, waits=False)  # 14 seconds
     for flops, exposed in ((2000, 7), (900, 7 + 5)):
         found = cost(waits, hidden, work=[Work("mm", "float32", flops, 0, updates=False)])
         assert found.exposed == pytest.approx(exposed)
@@ -60,19 +60,21 @@ def test_collectives_of_weights_are_hidden_behind_operators_and_the_rest_is_expo
 def test_a_machine_hides_a_share_of_a_collective():
     """Of 14 seconds 0.25 are hidden behind 20 seconds of operators, or none."""
     work = (Work("mm", "float32", 2000, 0, updates=False),)
-    step = RankStep(MESH, work, (Moved("reduce_scatter", ("data",), 600, waits=False),), {})
+    step = RankStep(
+        MESH, work, (RankCollective("reduce_scatter", ("data",), 600, waits=False),), {}
+    )
     for share, exposed in ((0.25, 14 * 0.75), (0, 14)):
         assert cost_of(step, attrs.evolve(MACHINE, hidden=share)).exposed == pytest.approx(exposed)
 
 
 def test_a_collective_takes_the_bandwidth_of_its_kind():
     near = Link(1, 1000, {"reduce_scatter": 500})
-    moved = Moved("reduce_scatter", ("model",), 8000, waits=True)
+    moved = RankCollective("reduce_scatter", ("model",), 8000, waits=True)
     found = cost_of(RankStep(MESH, (), (moved,), {}), attrs.evolve(MACHINE, within=near))
     assert found.exposed == pytest.approx(1 + 6000 / 500)
 
 
 def test_a_collective_over_two_axes_has_the_slower_link():
-    found = cost(Moved("all_reduce", ("data", "model"), 1200, waits=True))
+    found = cost(RankCollective("all_reduce", ("data", "model"), 1200, waits=True))
     assert dict(found.sent) == {"data, model": 2200}
     assert found.exposed == pytest.approx(10 + 2200 / 100)

@@ -1,8 +1,8 @@
 """The buckets of gradients that a trace has reduced one by one, and their memory, by hand."""
 
 from shardcore.domain.explanation.reasons import Facts
-from shardcore.domain.steps.events import TICK, Held, Started
-from shardcore.domain.steps.gradient_buckets import Sum, bucketed, filled
+from shardcore.domain.steps.events import TICK, TracedCollective, TracedMemory
+from shardcore.domain.steps.gradient_buckets import GradientSum, bucket_events, fill_buckets
 from shardcore.domain.steps.memory import Allocation
 
 END_OF_PASS = 50 * TICK
@@ -16,7 +16,7 @@ def sum_of(path, size, number, axes=("data",), dtype="float32"):
     ]
     ends = [*begins[1:], None]
     started = tuple(
-        Started(
+        TracedCollective(
             Facts("all_reduce", axes=(axis,), operand_bytes=size, reduced=(path,)),
             begin,
             dtype=dtype,
@@ -24,15 +24,15 @@ def sum_of(path, size, number, axes=("data",), dtype="float32"):
         for axis, begin in zip(axes, begins, strict=True)
     )
     held = tuple(
-        Held(Allocation("collectives" if end else "gradients", size, begin + TICK, end))
+        TracedMemory(Allocation("collectives" if end else "gradients", size, begin + TICK, end))
         for begin, end in zip(begins, ends, strict=True)
     )
-    return Sum(path, started, held)
+    return GradientSum(path, started, held)
 
 
 def test_a_full_bucket_is_sent_when_its_last_gradient_comes():
     sums = [sum_of("a", 60, 1), sum_of("b", 50, 2), sum_of("c", 30, 3)]
-    found = bucketed(filled(sums, size=100), END_OF_PASS)
+    found = bucket_events(fill_buckets(sums, size=100), END_OF_PASS)
     assert [(each.facts.reduced, each.time) for each in found.collectives] == [
         (("a", "b"), 2 * TICK),
         (("c",), END_OF_PASS + 4),
@@ -49,14 +49,14 @@ def test_a_full_bucket_is_sent_when_its_last_gradient_comes():
 def test_gradients_of_other_dtypes_and_axes_are_in_other_buckets():
     other, both = sum_of("b", 60, 2, dtype="bfloat16"), sum_of("c", 60, 3, ("data", "seq"))
     sums = [sum_of("a", 60, 1), other, both]
-    assert [[each.path for each in bucket.sums] for bucket in filled(sums, 100)] == [
+    assert [[each.path for each in bucket.sums] for bucket in fill_buckets(sums, 100)] == [
         ["a"], ["b"], ["c"]
     ]  # fmt: skip
 
 
 def test_a_second_axis_is_reduced_at_the_end_while_the_first_sum_is_held():
     sums = [sum_of(path, 60, number, ("data", "seq")) for number, path in enumerate("abc", 1)]
-    found = bucketed(filled(sums, size=100), END_OF_PASS)
+    found = bucket_events(fill_buckets(sums, size=100), END_OF_PASS)
     first, second = (END_OF_PASS + n * TICK for n in (11, 12))
     assert [each.facts.axes for each in found.collectives] == [("data",), ("seq",)] * 2
     assert found.memory[1:3] == (

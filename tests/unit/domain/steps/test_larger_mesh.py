@@ -3,8 +3,15 @@
 from shardcore.domain.explanation.reasons import Facts
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
-from shardcore.domain.steps.events import Held, Operators, Started, Stored, TracedStep, Work
-from shardcore.domain.steps.larger_mesh import Moved, step_on
+from shardcore.domain.steps.events import (
+    Operators,
+    Stored,
+    TracedCollective,
+    TracedMemory,
+    TracedStep,
+    Work,
+)
+from shardcore.domain.steps.larger_mesh import RankCollective, step_on
 from shardcore.domain.steps.memory import Allocation
 
 AXES = ("data", "model")
@@ -14,24 +21,24 @@ BIAS = Stored("bias", (8,), (None,), 4)
 SHARDED, SUMMED = Layout(SMALL, KERNEL.spec), Layout(SMALL, (None, "model"), {"data": "sum"})
 
 
-VALUES = [Held(Allocation("variables", 0, 0), stored=each) for each in (KERNEL, BIAS)]
+VALUES = [TracedMemory(Allocation("variables", 0, 0), stored=each) for each in (KERNEL, BIAS)]
 
 
 def on_large(*facts, work=(), memory=()):
-    started = tuple(Started(each, time) for time, each in enumerate(facts, 1))
+    started = tuple(TracedCollective(each, time) for time, each in enumerate(facts, 1))
     return step_on(
         LARGE, TracedStep(SMALL, tuple(map(Operators, work)), started, (*VALUES, *memory))
     )
 
 
 def moved(fact):
-    (found,) = on_large(fact).moved
+    (found,) = on_large(fact).collectives
     return found
 
 
 def test_an_activation_is_as_large_on_the_large_mesh():
     fact = Facts("all_reduce", "forward", ("model",), operand_bytes=640)
-    assert moved(fact) == Moved("all_reduce", ("model",), 640, waits=True)
+    assert moved(fact) == RankCollective("all_reduce", ("model",), 640, waits=True)
 
 
 def test_a_shard_of_a_weight_is_smaller():
@@ -40,7 +47,7 @@ def test_a_shard_of_a_weight_is_smaller():
         "all_gather", "forward", ("data",), (), 50 * 4 * 4, shape=KERNEL.shape, source=SHARDED,
         variable="kernel",
     )  # fmt: skip
-    assert moved(fact) == Moved("all_gather", ("data",), 13 * 4 * 4, waits=False)
+    assert moved(fact) == RankCollective("all_gather", ("data",), 13 * 4 * 4, waits=False)
 
 
 def test_a_gradient_is_as_large_before_it_is_scattered():
@@ -48,7 +55,7 @@ def test_a_gradient_is_as_large_before_it_is_scattered():
         "reduce_scatter", "backward", ("data",), (), 100 * 4 * 4, shape=KERNEL.shape,
         source=SUMMED, reduced=("kernel",),
     )  # fmt: skip
-    assert moved(fact) == Moved("reduce_scatter", ("data",), 100 * 4 * 4, waits=False)
+    assert moved(fact) == RankCollective("reduce_scatter", ("data",), 100 * 4 * 4, waits=False)
 
 
 def test_a_bucket_has_the_shards_of_its_gradients():
@@ -58,7 +65,7 @@ def test_a_bucket_has_the_shards_of_its_gradients():
 
 def test_equal_collectives_are_counted():
     fact = Facts("all_reduce", "forward", ("model",), operand_bytes=640)
-    (found,) = on_large(fact, fact).moved
+    (found,) = on_large(fact, fact).collectives
     assert found.times == 2
 
 
@@ -67,7 +74,7 @@ def test_an_update_and_the_memory_of_variables_shrink_with_the_shards():
         Work("aten.mm.default", "float32", 1000, 320, updates=False, times=3),
         Work("aten.add_.Tensor", "float32", 0, 832, updates=True),
     )
-    activation = Held(Allocation("activations", 320, 1))
+    activation = TracedMemory(Allocation("activations", 320, 1))
     step = on_large(work=work, memory=[activation])
     assert [each.bytes for each in step.work] == [320, 208 + 32]
     assert step.work[0].times == 3

@@ -36,7 +36,7 @@ def test_of_many_layers_it_is_close_to_the_best(count, monkeypatch):
     layers = [[LayerCost(1, 1, 10 + at), LayerCost(3 + at % 7, 1, 1)] for at in range(count)]
     memory = sum(each[0].bytes for each in layers) // 2
     exact = cheapest(layers, memory)
-    monkeypatch.setattr(layer_choices, "KEPT", 64)
+    monkeypatch.setattr(layer_choices, "MOST_PARTIALS", 64)
     near = cheapest(layers, memory)
     best, _ = seconds_and_bytes(layers, exact)
     seconds, size = seconds_and_bytes(layers, near)

@@ -1,4 +1,4 @@
-"""A trace of some blocks, lengthened to more of them, beside a trace of all."""
+"""A trace of some blocks, with_all_blocks to more of them, beside a trace of all."""
 
 import attrs
 import pytest
@@ -7,17 +7,17 @@ from shardcore.domain.explanation.reasons import Facts
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.steps.events import (
     TICK,
-    Held,
+    BlockSpan,
     Operators,
-    Place,
-    Started,
     Stored,
+    TracedCollective,
+    TracedMemory,
     TracedStep,
     Work,
 )
 from shardcore.domain.steps.larger_mesh import step_on
 from shardcore.domain.steps.memory import Allocation
-from shardcore.domain.steps.repeats import lengthened
+from shardcore.domain.steps.repeats import with_all_blocks
 from shardcore.domain.steps.runs import Run
 
 MESH = Mesh((2,), ("data",))
@@ -35,7 +35,7 @@ def step_of(count, odd=None):
     of the last block is freed by the first operator behind it. A block's gradient of its input is
     freed in the block before.
     """
-    memory, places, started, time = [], [], [], 0
+    memory, spans, started, time = [], [], [], 0
     outputs, gradients = {}, {}
     operators = [
         Operators(work(3 if number == odd else 2), f"b{number}") for number in range(count)
@@ -45,7 +45,7 @@ def step_of(count, odd=None):
     operators += [Operators(work(50)), Operators(update, shares=shares)]
     for number in range(count):
         weight = Stored(f"b{number}/kernel", (2,), (None,), 4)
-        memory.append(Held(Allocation("variables", 8, 0), f"b{number}", weight))
+        memory.append(TracedMemory(Allocation("variables", 8, 0), f"b{number}", weight))
 
     def tick():
         nonlocal time
@@ -54,31 +54,33 @@ def step_of(count, odd=None):
 
     for number in range(count):
         name = f"b{number}"
-        places.append(Place(tick(), name))
+        spans.append(BlockSpan(tick(), name))
         outputs[number] = tick()
         begin = tick()
-        memory.append(Held(Allocation("activations", PEAK, begin, tick()), name))
-    places.append(Place(tick()))
-    memory.append(Held(Allocation("activations", 33, tick(), tick())))
+        memory.append(TracedMemory(Allocation("activations", PEAK, begin, tick()), name))
+    spans.append(BlockSpan(tick()))
+    memory.append(TracedMemory(Allocation("activations", 33, tick(), tick())))
     for number in reversed(range(count)):
         name = f"b{number}"
-        places.append(Place(tick(), name))
+        spans.append(BlockSpan(tick(), name))
         gradients[number] = tick()
-        memory.append(Held(Allocation("activations", ACTIVATION, outputs[number], tick()), name))
+        memory.append(
+            TracedMemory(Allocation("activations", ACTIVATION, outputs[number], tick()), name)
+        )
         facts = Facts("all_reduce", "backward", ("data",), (), 8, reduced=(f"{name}/kernel",))
-        started.append(Started(facts, tick(), name, "float32"))
+        started.append(TracedCollective(facts, tick(), name, "float32"))
         summed = Allocation("gradients", 8, tick())
         memory.append(
-            Held(summed, name, Stored(f"{name}/kernel", (2,), (None,), 4), facts.reduced[0])
+            TracedMemory(summed, name, Stored(f"{name}/kernel", (2,), (None,), 4), facts.reduced[0])
         )
         if number + 1 < count:
             one = Allocation("activations", GRADIENT, gradients[number + 1], tick())
-            memory.append(Held(one, f"b{number + 1}"))
-    places.append(Place(tick()))
+            memory.append(TracedMemory(one, f"b{number + 1}"))
+    spans.append(BlockSpan(tick()))
     end = tick()
-    memory.append(Held(Allocation("activations", GRADIENT, gradients[0], tick()), "b0"))
+    memory.append(TracedMemory(Allocation("activations", GRADIENT, gradients[0], tick()), "b0"))
     return TracedStep(
-        MESH, tuple(operators), tuple(started), tuple(memory), (Place(0), *places), end
+        MESH, tuple(operators), tuple(started), tuple(memory), (BlockSpan(0), *spans), end
     )
 
 
@@ -100,31 +102,31 @@ def renamed(step, count):
         shares = tuple((names[name], size) for name, size in each.shares)
         return attrs.evolve(each, block=names.get(each.block, ""), shares=shares)
 
-    places = tuple(attrs.evolve(each, block=names.get(each.block, "")) for each in step.places)
+    spans = tuple(attrs.evolve(each, block=names.get(each.block, "")) for each in step.spans)
     return attrs.evolve(
         step,
         operators=tuple(map(operators, step.operators)),
         collectives=tuple(map(started, step.collectives)),
         memory=tuple(map(held, step.memory)),
-        places=places,
+        spans=spans,
     )
 
 
 @pytest.mark.parametrize("count", [5, 9])
 def test_a_lengthened_step_costs_what_the_trace_of_all_blocks_costs(count):
     run = Run(tuple(f"b{number}" for number in range(count)))
-    longer = lengthened(renamed(step_of(4), count), run)
+    longer = with_all_blocks(renamed(step_of(4), count), run)
     found, expected = step_on(MESH, longer), step_on(MESH, step_of(count))
     assert set(found.work) == set(expected.work)
-    assert found.moved == expected.moved
+    assert found.collectives == expected.collectives
     assert found.memory == expected.memory
     assert sum(found.memory.values()) > PEAK + count * ACTIVATION
 
 
 def test_inner_blocks_that_differ_show_no_others():
     run = Run(tuple(f"b{number}" for number in range(9)))
-    assert lengthened(renamed(step_of(4, odd=0), 9), run) is not None
-    assert lengthened(renamed(step_of(4, odd=1), 9), run) is None
+    assert with_all_blocks(renamed(step_of(4, odd=0), 9), run) is not None
+    assert with_all_blocks(renamed(step_of(4, odd=1), 9), run) is None
 
 
 def test_memory_that_is_free_far_away_shows_no_others():
@@ -136,11 +138,11 @@ def test_memory_that_is_free_far_away_shows_no_others():
         for each in step.memory
     ]
     run = Run(tuple(f"b{number}" for number in range(9)))
-    assert lengthened(renamed(attrs.evolve(step, memory=tuple(far)), 9), run) is None
+    assert with_all_blocks(renamed(attrs.evolve(step, memory=tuple(far)), 9), run) is None
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_of_few_blocks_all_are_traced(count):
     run = Run(tuple("abcd")[:count])
     assert run.traced == run.paths
-    assert lengthened(step_of(4), run) == step_of(4)
+    assert with_all_blocks(step_of(4), run) == step_of(4)
