@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shardcore.adapters.engine.operators import PLANNERS
-from shardcore.domain.planner.call import Placed
+from shardcore.domain.planner.call import PlacedTensor
 from shardcore.domain.planner.choice import choose
 from shardcore.domain.rules import layers
 from tests.matrix import placing
@@ -26,7 +26,7 @@ def forget_to_reduce(monkeypatch, operator):
     def wrong(*call):
         task = right(*call)
         (tensor,) = task.operands
-        sharding = choose(task.rule, (Placed(tensor.shape, tensor.form.layout),))
+        sharding = choose(task.rule, (PlacedTensor(tensor.shape, tensor.form.layout),))
         results = tuple(each.reduced for each in sharding.results)
         return attrs.evolve(task, layouts=attrs.evolve(sharding, results=results))
 

@@ -1,1 +1,4 @@
-"""Choice of the sharding of an operator over a mesh: import `choice.choose` and `call.Placed`."""
+"""Choice of the sharding of an operator over a mesh.
+
+Import `choice.choose` and `call.PlacedTensor`.
+"""

@@ -21,8 +21,8 @@ Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 @attrs.frozen(cache_hash=True)
-class Placed:
-    """A tensor on a mesh."""
+class PlacedTensor:
+    """A tensor on a mesh, as the planner sees it."""
 
     shape: tuple[int, ...]
     layout: Layout
@@ -44,7 +44,7 @@ class Call:
     """
 
     rule: OperatorRule
-    operands: tuple[Placed, ...]
+    operands: tuple[PlacedTensor, ...]
     result_shapes: Shapes
     scales: bool
     costs: Costs
@@ -77,7 +77,7 @@ class Call:
         results = zip(self.rule.results, self.result_shapes, strict=False)
         sizes = [
             pair
-            for term, shape in (*((t, each.shape) for t, each in self.terms), *results)
+            for term, shape in (*((t, placed.shape) for t, placed in self.terms), *results)
             for pair in zip(term.dims, shape, strict=True)
         ]
         left = list(sizes)
@@ -86,11 +86,11 @@ class Call:
             for dim, size in known:
                 for factor in {*dim.factors} - extents.keys():
                     extents[factor] = size // max(dim.size({**extents, factor: 1}), 1)
-            left = [each for each in left if each not in known]
+            left = [pair for pair in left if pair not in known]
             if not known:
                 break
         if left or any(dim.factor and dim.size(extents) != size for dim, size in sizes):
-            shapes = [each.shape for each in self.operands]
+            shapes = [operand.shape for operand in self.operands]
             raise LayoutError(
                 f"Rule '{self.rule}' has no steps for operands of shapes {shapes} and results of "
                 f"shapes {self.result_shapes}: expected dims of one factor to have one size."
@@ -103,10 +103,10 @@ class Call:
         if len(weights) == 1 or not any(map(self.rule.sums, self.rule.results)):
             return frozenset()
         terms = (*self.rule.operands, *self.rule.results)
-        return frozenset.intersection(*(each.factors for each in terms))
+        return frozenset.intersection(*(term.factors for term in terms))
 
     @property
-    def terms(self) -> tuple[tuple[Operand, Placed], ...]:
+    def terms(self) -> tuple[tuple[Operand, PlacedTensor], ...]:
         """Each operand of the rule with its tensor."""
         return tuple(zip(self.rule.operands, self.operands, strict=True))
 
@@ -134,18 +134,19 @@ class Call:
             for axis in cut.axes
             if isinstance(placement := self.placement(term, factor), Partial)
         }
-        spec, blocks = tuple(axes for axes, _ in of_dims), tuple(each for _, each in of_dims)
+        spec = tuple(axes for axes, _ in of_dims)
+        blocks = tuple(dim_blocks for _, dim_blocks in of_dims)
         layout = Layout(self.mesh, spec, partial, blocks)
         # A dim that no factor shards has blocks of 1, whatever its size is.
         return layout.normalized(dim.size(self.extents) for dim in term.dims)
 
-    def cuts_of(self, place: int) -> dict[str, Cut]:
-        """Returns the cuts of the factors that operand `place` is sharded by."""
-        term, operand = self.terms[place]
+    def cuts_of(self, number: int) -> dict[str, Cut]:
+        """Returns the cuts of the factors that operand `number` is sharded by."""
+        term, operand = self.terms[number]
         cuts: dict[str, Cut] = {}
         for axis in chain(*map(operand.layout.dim_axes, range(operand.layout.ndim))):
-            if found := self._factor_of(term, operand.shape, operand.layout, axis):
-                factor, cut = found
+            if factor_and_cut := self._factor_of(term, operand.shape, operand.layout, axis):
+                factor, cut = factor_and_cut
                 axes = (*cuts.get(factor, cut).axes, axis)
                 cuts[factor] = attrs.evolve(cut, axes=axes)
         return cuts
@@ -158,24 +159,27 @@ class Call:
         has the layout of its tensor; copies beside full operands, so that the result is full.
         """
         fits_others = len(self.terms) > 1 and any(
-            each.is_sharded_over(axis) for each in self.operands
+            operand.is_sharded_over(axis) for operand in self.operands
         )
-        found = [
-            (operand.weight, *each)
+        choices = [
+            (operand.weight, *factor_and_cut)
             for term, operand in self.terms
             for layout in (operand.layout, operand.other if fits_others else None)
             if layout is not None
-            if (each := self._factor_of(term, operand.shape, layout, axis))
-            and not (operand.weight and self._meets_its_like(axis, term, operand, each[0]))
+            if (factor_and_cut := self._factor_of(term, operand.shape, layout, axis))
+            and not (
+                operand.weight
+                and self._scales_equal_sized_weight(axis, term, operand, factor_and_cut[0])
+            )
         ]
         of_weights = {
             factor for term, operand in self.terms if operand.weight for factor in term.factors
         }
-        stay = any(not weight and factor not in of_weights for weight, factor, _ in found)
-        for weight, factor, cut in found:
+        stay = any(not weight and factor not in of_weights for weight, factor, _ in choices)
+        for weight, factor, cut in choices:
             if not (stay and weight) or factor in self.separate:
-                for joined in self._joined(axis, factor, cuts.get(factor), cut):
-                    yield from self._with_axis(axis, factor, joined)
+                for merged_cut in self._merged_cuts(axis, factor, cuts.get(factor), cut):
+                    yield from self._with_axis(axis, factor, merged_cut)
 
     def other_dims(self, axis: str, cuts: Mapping[str, Cut]) -> Iterator[tuple[str, Cut]]:
         """Yields the factors of the other dims, the last first, of the activations `axis` shards.
@@ -197,7 +201,7 @@ class Call:
         """
         axes = (*cut.axes, axis)
         orders = [
-            tuple(each for each in operand.layout.dim_axes(term.dim_of(factor)) if each in axes)
+            tuple(other for other in operand.layout.dim_axes(term.dim_of(factor)) if other in axes)
             for term, operand in self.terms
             if factor in term.factors
         ]
@@ -205,31 +209,33 @@ class Call:
             longest = sorted(orders, key=len, reverse=True)
             orders += [cut.outer_first(*order, *axes) for order in longest]
         for order in (*orders, axes):
-            found, ranks = attrs.evolve(cut, axes=order), tuple(map(self.mesh.axis_size, order))
-            outer = found.number_of_outer
+            extended, ranks = attrs.evolve(cut, axes=order), tuple(map(self.mesh.axis_size, order))
+            outer = extended.number_of_outer
             if sorted(order) != sorted(axes) or not set(order[:outer]) <= set(cut.outer):
                 continue
             segments = chunk_sizes(cut.count, ranks[:outer], cut.outer_grain)
             steps = chunk_sizes(self.extents[factor] // cut.count, ranks[outer:], cut.grain)
             if min(segments) > 0 and min(steps) > 0:
-                yield factor, found
+                yield factor, extended
                 return
 
-    def _joined(self, axis: str, factor: str, held: Cut | None, cut: Cut) -> Iterator[Cut]:
-        """Yields the cuts of a factor that `axis` may extend: of `held`, the cut so far, and `cut`.
+    def _merged_cuts(
+        self, axis: str, factor: str, cut_so_far: Cut | None, cut: Cut
+    ) -> Iterator[Cut]:
+        """Yields the cuts of a factor that `axis` may extend: merges of both, then `cut_so_far`.
 
         Of two operands, one may be sharded between segments, and the other within them.
         """
-        if held is None:
+        if cut_so_far is None:
             yield cut
             return
         own = attrs.evolve(cut, axes=(axis,))
-        for plain, other in ((held, cut), (own, held)):
+        for plain, other in ((cut_so_far, cut), (own, cut_so_far)):
             ranks = tuple(map(self.mesh.axis_size, plain.axes))
-            found = between_segments(plain, ranks, self.extents[factor], other)
-            if found is not None and self._fits(factor, found):
-                yield attrs.evolve(found, axes=held.axes)
-        yield held
+            merged = between_segments(plain, ranks, self.extents[factor], other)
+            if merged is not None and self._fits(factor, merged):
+                yield attrs.evolve(merged, axes=cut_so_far.axes)
+        yield cut_so_far
 
     def _fits(self, factor: str, cut: Cut) -> bool:
         """Returns whether all dims of `factor` can be sharded as `cut` says."""
@@ -239,7 +245,9 @@ class Call:
             return all(dim.outer is None and dim.count == 1 for dim in dims)
         return cut.count == 1 or all(dim.outer != factor for dim in dims)
 
-    def _meets_its_like(self, axis: str, term: Term, weight: Placed, factor: str) -> bool:
+    def _scales_equal_sized_weight(
+        self, axis: str, term: Term, weight: PlacedTensor, factor: str
+    ) -> bool:
         """Returns whether an activation scales a weight of its size and is not sharded by `axis`.
 
         A sharded result would be all-gathered later, for the same cost as the weight now.

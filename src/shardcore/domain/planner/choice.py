@@ -19,7 +19,7 @@ import attrs
 
 from shardcore.domain.layout import Layout
 from shardcore.domain.machines.collective_cost import Costs
-from shardcore.domain.planner.call import Call, Placed, Shapes
+from shardcore.domain.planner.call import Call, PlacedTensor, Shapes
 from shardcore.domain.planner.costs import ShardingCosts
 from shardcore.domain.planner.cuts import Cut
 from shardcore.domain.rules.rule import OperatorRule, Result, Shape, letters
@@ -54,7 +54,7 @@ class Sharding:
 @lru_cache(maxsize=4096)
 def choose(
     rule: OperatorRule,
-    operands: tuple[Placed, ...],
+    operands: tuple[PlacedTensor, ...],
     result_shapes: Shapes = (),
     scales: bool = False,
     costs: Costs = Costs(),  # noqa: B008 - it is frozen
@@ -73,8 +73,8 @@ def choose(
         >>> from shardcore.domain.mesh import Mesh
         >>> from shardcore.domain.rules.rule import rule
         >>> mesh = Mesh((2,), ("model",))
-        >>> x = Placed((8, 4), Layout(mesh, (None, None)))
-        >>> w = Placed((4, 6), Layout(mesh, ("model", None)), weight=True)
+        >>> x = PlacedTensor((8, 4), Layout(mesh, (None, None)))
+        >>> w = PlacedTensor((4, 6), Layout(mesh, ("model", None)), weight=True)
         >>> chosen = choose(rule("n c, c o -> n o"), (x, w))
         >>> str(chosen.operands[0]), str(chosen.results[0])
         ("(None, 'model')", "(None, None) with sum over 'model'")
@@ -82,26 +82,28 @@ def choose(
     call = Call(rule, operands, result_shapes, scales, costs)
     seconds, mesh = ShardingCosts(call), call.mesh
     cuts: dict[str, Cut] = {}
-    left, replicates = list(mesh.axis_names), False
+    unassigned, replicates = list(mesh.axis_names), False
     for candidates, of_all_work in (
         (call.candidates, seconds.of_chosen_work),
         (call.other_dims, seconds.of_all_work),
     ):
-        for axis in tuple(left):
-            found = {each: seconds.of(axis, *each) for each in candidates(axis, cuts)}
-            if found:
-                factor, cut = min(found, key=found.__getitem__)
-                if found[factor, cut] <= of_all_work(axis):
+        for axis in tuple(unassigned):
+            candidate_costs = {
+                candidate: seconds.of(axis, *candidate) for candidate in candidates(axis, cuts)
+            }
+            if candidate_costs:
+                factor, cut = min(candidate_costs, key=candidate_costs.__getitem__)
+                if candidate_costs[factor, cut] <= of_all_work(axis):
                     cuts[factor] = cut
                 else:
                     replicates = True
-            if found or mesh.axis_size(axis) == 1:
-                left.remove(axis)
-    return _sharding(call, cuts, left, replicates)
+            if candidate_costs or mesh.axis_size(axis) == 1:
+                unassigned.remove(axis)
+    return _sharding(call, cuts, unassigned, replicates)
 
 
-def shard_as(rule: OperatorRule, operands: tuple[Placed, ...], place: int) -> Sharding:
-    """Returns the sharding of an operator in which operand `place` stays as it is sharded.
+def shard_as(rule: OperatorRule, operands: tuple[PlacedTensor, ...], number: int) -> Sharding:
+    """Returns the sharding of an operator in which operand `number` stays as it is sharded.
 
     Some operators keep tensors for their gradient, which fit the rows that a rank computed. The
     gradient is then sharded as a result of the operator is, and not by another choice.
@@ -110,29 +112,29 @@ def shard_as(rule: OperatorRule, operands: tuple[Placed, ...], place: int) -> Sh
         >>> from shardcore.domain.mesh import Mesh
         >>> from shardcore.domain.rules.rule import rule
         >>> mesh = Mesh((2,), ("data",))
-        >>> x = Placed((4, 6), Layout(mesh, (None, "data")))
-        >>> y = Placed((4, 3), Layout(mesh, ("data", None)))
+        >>> x = PlacedTensor((4, 6), Layout(mesh, (None, "data")))
+        >>> y = PlacedTensor((4, 3), Layout(mesh, ("data", None)))
         >>> sharding = shard_as(rule("n a, n b -> a b"), (x, y), 1)
         >>> str(sharding.operands[0]), str(sharding.results[0])
         ("('data', None)", "(None, None) with sum over 'data'")
     """
     call = Call(rule, operands, (), False, Costs())
-    cuts = call.cuts_of(place)
+    cuts = call.cuts_of(number)
     used = {axis for cut in cuts.values() for axis in cut.axes}
     sizes = zip(call.mesh.axis_names, call.mesh.shape, strict=True)
     return _sharding(call, cuts, [axis for axis, size in sizes if size > 1 and axis not in used])
 
 
 def _sharding(
-    call: Call, cuts: Mapping[str, Cut], left: Iterable[str], replicates: bool = False
+    call: Call, cuts: Mapping[str, Cut], unassigned: Iterable[str], replicates: bool = False
 ) -> Sharding:
-    """Returns the sharding of `call` by `cuts`; the axes `left` shard no factor."""
-    # An axis that is left all-gathers the activations that it shards; without any, the weights.
-    moved = [each for each in call.operands if not each.weight] or call.operands
+    """Returns the sharding of `call` by `cuts`; the axes `unassigned` shard no factor."""
+    # An unassigned axis all-gathers the activations that it shards; without any, the weights.
+    moved = [operand for operand in call.operands if not operand.weight] or call.operands
     return Sharding(
         tuple(call.layout(term, cuts) for term in call.rule.operands),
         tuple(call.layout(term, cuts) for term in call.rule.results),
         call.extents,
-        gathers=any(each.is_sharded_over(axis) for axis in left for each in moved),
+        gathers=any(operand.is_sharded_over(axis) for axis in unassigned for operand in moved),
         replicates=replicates,
     )

@@ -7,7 +7,7 @@ import attrs
 from shardcore.domain.chunks import along
 from shardcore.domain.layout import Layout
 from shardcore.domain.placements import Partial, Placement, Replicate, Shard
-from shardcore.domain.planner.call import Call, Placed
+from shardcore.domain.planner.call import Call, PlacedTensor
 from shardcore.domain.planner.cuts import Cut, sharding_of
 from shardcore.domain.redistribution.plan import transition
 from shardcore.domain.rules.rule import Shape, Term
@@ -24,18 +24,22 @@ class ShardingCosts:
         total = 0.0
         for term, operand in self.call.terms:
             source = operand.layout.placement(axis)
-            target = self._wanted(term, operand.shape, operand.layout, axis, factor, cut)
-            total += self._brought(operand, target, axis, self._smaller(term, operand, factor))
+            target = self._target_placement(term, operand.shape, operand.layout, axis, factor, cut)
+            total += self._operand_cost(
+                operand, target, axis, self._expert_share(term, operand, factor)
+            )
             if operand.weight and isinstance(target, Shard):
-                total += self._way_back(target, source, axis, _bytes(operand, axis))
+                total += self._gradient_cost(target, source, axis, _group_bytes(operand, axis))
         for result, shape in zip(self.call.rule.results, self.call.result_shapes, strict=False):
-            source = like = self.call.placement(result, factor)
+            source = wanted_placement = self.call.placement(result, factor)
             if result.like is not None:
-                of_like = self.call.operands[result.like].layout
-                like = of_like.placement(axis)
-                source = self._wanted(result, shape, of_like, axis, factor, cut)
-            target = Replicate() if isinstance(like, Partial) else like
-            total += self._sent(source, target, axis, prod(shape) * self.call.operands[0].itemsize)
+                reference = self.call.operands[result.like].layout
+                wanted_placement = reference.placement(axis)
+                source = self._target_placement(result, shape, reference, axis, factor, cut)
+            target = Replicate() if isinstance(wanted_placement, Partial) else wanted_placement
+            total += self._transition_cost(
+                source, target, axis, prod(shape) * self.call.operands[0].itemsize
+            )
         return total
 
     def of_all_work(self, axis: str) -> float:
@@ -43,7 +47,9 @@ class ShardingCosts:
 
         Each rank then does the work of all ranks along `axis`.
         """
-        gathers = sum(self._brought(each, Replicate(), axis) for each in self.call.operands)
+        gathers = sum(
+            self._operand_cost(operand, Replicate(), axis) for operand in self.call.operands
+        )
         ranks = self.call.mesh.axis_size(axis)
         # An upper bound of the multiplications: one per step of all factors and other dims.
         never_sharded = (
@@ -62,8 +68,8 @@ class ShardingCosts:
         its work is meant to be sharded, as is a gradient's sum over rows. An operator with several
         results is left out: some may be unused, so that their costs are unknown.
         """
-        sharded = [each for each in self.call.operands if each.is_sharded_over(axis)]
-        with_weight = any(each.weight for each in self.call.operands)
+        sharded = [operand for operand in self.call.operands if operand.is_sharded_over(axis)]
+        with_weight = any(operand.weight for operand in self.call.operands)
         if (
             len(sharded) != 1
             or sharded[0].weight
@@ -73,7 +79,7 @@ class ShardingCosts:
             return inf
         return self.of_all_work(axis)
 
-    def _wanted(
+    def _target_placement(
         self, term: Term, shape: Shape, layout: Layout, axis: str, factor: str, cut: Cut
     ) -> Placement:
         """Returns the placement that `cut` needs; that of `layout` if it gives the same shards."""
@@ -81,18 +87,18 @@ class ShardingCosts:
         if isinstance(target, Shard) and isinstance(source, Shard) and source.dim == target.dim:
             size, own = shape[target.dim], layout.dim_axes(target.dim)
             axes, wanted = sharding_of(term.dims[target.dim], {factor: cut}, self.call.extents)
-            found = along(size, source.block, own.index(axis))
-            needed = along(size, wanted, axes.index(axis))
-            if found == needed:
+            source_blocks = along(size, source.block, own.index(axis))
+            target_blocks = along(size, wanted, axes.index(axis))
+            if source_blocks == target_blocks:
                 return source
             one, other = (
                 Layout(self.call.mesh, (axis,), blocks=(blocks,)).normalized((size,))
-                for blocks in (found, needed)
+                for blocks in (source_blocks, target_blocks)
             )
             return source if one == other else Shard(target.dim, wanted)
         return target
 
-    def _smaller(self, term: Term, operand: Placed, factor: str) -> float:
+    def _expert_share(self, term: Term, operand: PlacedTensor, factor: str) -> float:
         """Returns the share of an activation's bytes that count if `factor` is separate.
 
         Products of experts follow one another, and a step of the first and one of the last move.
@@ -105,25 +111,31 @@ class ShardingCosts:
         size = max(prod(operand.shape), 1)
         return min([size, *map(prod, self.call.result_shapes)]) / size
 
-    def _brought(self, operand: Placed, target: Placement, axis: str, share: float = 1.0) -> float:
+    def _operand_cost(
+        self, operand: PlacedTensor, target: Placement, axis: str, share: float = 1.0
+    ) -> float:
         """Returns the cost of redistributing an operand along `axis`, from its cheapest layout."""
         layouts = [operand.layout, operand.other] if operand.other else [operand.layout]
-        held = _bytes(operand, axis) * share
-        sources = [each.placement(axis) for each in layouts]
+        held = _group_bytes(operand, axis) * share
+        sources = [layout.placement(axis) for layout in layouts]
         if isinstance(target, Shard) and target.dim in operand.repeats and target not in sources:
             # Its values are all-gathered once, and each rank repeats them for its shard.
             held, target = held / operand.shape[target.dim], Replicate()
-        return min(self._sent(source, target, axis, held) for source in sources)
+        return min(self._transition_cost(source, target, axis, held) for source in sources)
 
-    def _way_back(self, source: Placement, target: Placement, axis: str, held: float) -> float:
+    def _gradient_cost(self, source: Placement, target: Placement, axis: str, held: float) -> float:
         """Returns the cost of redistributing the gradient of a weight to it, without the latency.
 
         With the latency, small activations would be all-gathered in the forward pass instead. That
         sends more: the rows of a batch are larger than the results of a last layer.
         """
-        return self._sent(source, target, axis, held) - self._sent(source, target, axis, 0)
+        return self._transition_cost(source, target, axis, held) - self._transition_cost(
+            source, target, axis, 0
+        )
 
-    def _sent(self, source: Placement, target: Placement, axis: str, held: float) -> float:
+    def _transition_cost(
+        self, source: Placement, target: Placement, axis: str, held: float
+    ) -> float:
         """Returns the cost of redistributing `held` bytes along `axis`."""
         if source != target and isinstance(target, Partial):  # computed from the full tensor
             target = Replicate()
@@ -131,7 +143,7 @@ class ShardingCosts:
         return self.call.costs.collective(transition(source, target), axis, ranks, held)
 
 
-def _bytes(operand: Placed, axis: str) -> float:
+def _group_bytes(operand: PlacedTensor, axis: str) -> float:
     """Returns the bytes that the ranks of one group along `axis` hold together."""
     mesh = operand.layout.mesh
     others = prod(

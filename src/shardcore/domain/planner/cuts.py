@@ -73,40 +73,40 @@ def cut_of(
         ('b', Cut(axes=(), grain=2, count=1, outer=(), outer_grain=1))
     """
     assert dim.factor is not None, "a dim that can be sharded"
-    each = segments_of(blocks)
+    segments = segments_of(blocks)
     if dim.outer is None:
-        left, rest = divmod(each.count, dim.count)
+        left, rest = divmod(segments.count, dim.count)
         if rest:
             return dim.factor, Cut()
-        cut = _within(dim, each, left, ranks, extents)
-        if each.outer and cut.count == left:
-            cut = attrs.evolve(cut, outer=axes[: each.outer], outer_grain=each.outer_block)
+        cut = _within(dim, segments, left, ranks, extents)
+        if segments.outer and cut.count == left:
+            cut = attrs.evolve(cut, outer=axes[: segments.outer], outer_grain=segments.outer_block)
         return dim.factor, cut
     count = dim.count * extents[dim.outer]
-    if each.count == 1:
-        each = in_segments(dim.size(extents), ranks, blocks, count) or each
-    left, rest = divmod(each.count, count)
+    if segments.count == 1:
+        segments = in_segments(dim.size(extents), ranks, blocks, count) or segments
+    left, rest = divmod(segments.count, count)
     if rest:
         return dim.outer, Cut()
-    if axis not in axes[: each.outer]:
-        return dim.factor, _within(dim, each, left, ranks, extents)
-    together, ranks = dim.count * left, ranks[: each.outer]
-    segments = chunk_sizes(each.count, ranks, each.outer_block)
-    if any(chunk % together for chunk in segments):
+    if axis not in axes[: segments.outer]:
+        return dim.factor, _within(dim, segments, left, ranks, extents)
+    together, ranks = dim.count * left, ranks[: segments.outer]
+    chunks = chunk_sizes(segments.count, ranks, segments.outer_block)
+    if any(chunk % together for chunk in chunks):
         return dim.outer, Cut()
-    steps = tuple(chunk // together for chunk in segments)
+    steps = tuple(chunk // together for chunk in chunks)
     return dim.outer, Cut(grain=block_of(extents[dim.outer], ranks, steps) or 1)
 
 
 def _within(
-    dim: Dim, each: Segments, left: int, ranks: tuple[int, ...], extents: dict[str, int]
+    dim: Dim, segments: Segments, left: int, ranks: tuple[int, ...], extents: dict[str, int]
 ) -> Cut:
     """Returns the cut of the factor of `dim` within `left` segments of its steps."""
     inner, rest = divmod(extents[dim.factor or ""], left)
     if rest:
         return Cut()
-    ranks = ranks[each.outer :]
-    wanted = chunk_sizes(inner * dim.block, ranks, each.block)
+    ranks = ranks[segments.outer :]
+    wanted = chunk_sizes(inner * dim.block, ranks, segments.block)
     if any(size % dim.block for size in wanted):
         return Cut(count=left)
     grain = block_of(inner, ranks, tuple(size // dim.block for size in wanted))
@@ -129,9 +129,9 @@ def between_segments(plain: Cut, ranks: tuple[int, ...], extent: int, other: Cut
         return attrs.evolve(other, outer=plain.outer, outer_grain=plain.outer_grain)
     if plain.count > 1 or extent % other.count:
         return None
-    found = in_segments(extent, ranks, plain.grain, other.count)
-    if found is None or found.outer < len(ranks):
+    segments = in_segments(extent, ranks, plain.grain, other.count)
+    if segments is None or segments.outer < len(ranks):
         return None
     outer = tuple(dict.fromkeys((*plain.axes, *other.outer)))
-    together = other.outer_grain if other.outer else found.outer_block
+    together = other.outer_grain if other.outer else segments.outer_block
     return attrs.evolve(other, outer=outer, outer_grain=together)

@@ -13,8 +13,8 @@ def pending_in_results(
 
     Args:
         operands: The layouts of the operands.
-        linear_in: The operands, by place, in each of which the operator is linear.
-        adds: The operands, by place, that it adds, or chooses from.
+        linear_in: The operands, by number, in each of which the operator is linear.
+        adds: The operands, by number, that it adds, or chooses from.
 
     Example:
         >>> from shardcore.domain.mesh import Mesh
@@ -27,23 +27,23 @@ def pending_in_results(
         >>> pending_in_results([full, means], linear_in=[], adds=[0, 1])
         ()
     """
-    places = [place for place, layout in enumerate(operands) if layout.partial]
-    kinds = {operands[place].partial for place in places}
+    numbers = [number for number, layout in enumerate(operands) if layout.partial]
+    kinds = {operands[number].partial for number in numbers}
     if len(kinds) != 1:
         return ()
     (pending,) = kinds
     ops = {op for _, op in pending}
     if not ops <= {"sum", "avg"}:
         return ()
-    if len(places) == 1 and places[0] in linear_in:
+    if len(numbers) == 1 and numbers[0] in linear_in:
         return pending
-    if not adds or not set(places) <= set(adds):
+    if not adds or not set(numbers) <= set(adds):
         return ()
     # The first rank adds operands that are not partial: to a sum, and not to a mean.
-    return pending if ops == {"sum"} or len(places) == len(adds) else ()
+    return pending if ops == {"sum"} or len(numbers) == len(adds) else ()
 
 
 def are_free(layouts: Iterable[Layout], pending: PartialAxes) -> bool:
     """Returns whether no layout uses an axis of `pending`."""
     placements = (layout.placement(axis) for layout in layouts for axis, _ in pending)
-    return all(isinstance(each, Replicate) for each in placements)
+    return all(isinstance(placement, Replicate) for placement in placements)

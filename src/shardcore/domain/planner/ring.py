@@ -13,13 +13,13 @@ import attrs
 from shardcore.domain.layout import Layout
 from shardcore.domain.machines.collective_cost import Costs
 from shardcore.domain.placements import Blocks, blocks_of
-from shardcore.domain.planner.call import Placed
+from shardcore.domain.planner.call import PlacedTensor
 from shardcore.domain.planner.choice import Sharding, choose
 from shardcore.domain.rules.rule import OperatorRule, Term
 
-# The keys of another rank that a query meets: all, those up to the query's own number, those before
-# it, or none.
-Met: TypeAlias = Literal["all", "causal", "earlier", "none"]
+# The keys of another rank that a query attends to: all, those up to the query's own position, those
+# before it, or none.
+KeyBlock: TypeAlias = Literal["all", "causal", "earlier", "none"]
 
 
 @attrs.frozen
@@ -53,59 +53,64 @@ class Ring:
         axes = first.dim_axes(dim)
         if len(axes) != 1 or first.mesh.axis_size(axes[0]) == 1:
             return None
-        same = all(each.dim_axes(dim) == axes for each in others)
+        same = all(other.dim_axes(dim) == axes for other in others)
         return cls(axes[0], factors, causal) if same else None
 
-    def sharding(self, rule: OperatorRule, operands: Sequence[Placed], costs: Costs) -> Sharding:
+    def sharding(
+        self, rule: OperatorRule, operands: Sequence[PlacedTensor], costs: Costs
+    ) -> Sharding:
         """Returns the sharding in which `axis` shards `factors`, and other axes what is cheapest.
 
         Example:
             >>> from shardcore.domain.mesh import Mesh
             >>> from shardcore.domain.rules.rule import rule
             >>> mesh = Mesh((2, 2), ("data", "seq"))
-            >>> part = Placed((4, 8), Layout(mesh, ("data", "seq")))
+            >>> part = PlacedTensor((4, 8), Layout(mesh, ("data", "seq")))
             >>> ring = Ring("seq", frozenset("qk"))
             >>> chosen = ring.sharding(rule("b q, b k -> b q"), (part, part), Costs())
             >>> str(chosen.operands[1]), str(chosen.results[0])
             ("('data', 'seq')", "('data', 'seq')")
         """
         inside = rule.without(self.factors)
-        kept = (
+        without_ring = (
             attrs.evolve(
-                each,
-                layout=each.layout.without(self.axis),
-                other=each.other and each.other.without(self.axis),
+                operand,
+                layout=operand.layout.without(self.axis),
+                other=operand.other and operand.other.without(self.axis),
             )
-            for each in operands
+            for operand in operands
         )
-        chosen = choose(inside, tuple(kept), costs=costs)
+        chosen = choose(inside, tuple(without_ring), costs=costs)
         first = attrs.evolve(operands[0], layout=chosen.operands[0])
         blocks = self._blocks(rule.operands[0], first, costs) if self.causal else 1
-        given, found = (
-            tuple(self._around(*pair, blocks) for pair in zip(terms, layouts, strict=True))
+        operand_layouts, result_layouts = (
+            tuple(self._with_ring_axis(*pair, blocks) for pair in zip(terms, layouts, strict=True))
             for terms, layouts in (
                 (rule.operands, chosen.operands),
                 (rule.results, chosen.results),
             )
         )
         sizes = {
-            factor: each.shape[term.dim_of(factor)]
-            for term, each in zip(rule.operands, operands, strict=True)
+            factor: operand.shape[term.dim_of(factor)]
+            for term, operand in zip(rule.operands, operands, strict=True)
             for factor in self.factors & term.factors
         }
         return attrs.evolve(
-            chosen, operands=given, results=found, extents={**chosen.extents, **sizes}
+            chosen,
+            operands=operand_layouts,
+            results=result_layouts,
+            extents={**chosen.extents, **sizes},
         )
 
-    def _around(self, term: Term, layout: Layout, blocks: Blocks) -> Layout:
+    def _with_ring_axis(self, term: Term, layout: Layout, blocks: Blocks) -> Layout:
         """Returns `layout` with the dims of the ring's factors sharded by its axis, in `blocks`."""
         spec, of_dims = list(layout.spec), list(layout.blocks)
-        for dim, each in enumerate(term.dims):
-            if each.factor in self.factors:
+        for dim, rule_dim in enumerate(term.dims):
+            if rule_dim.factor in self.factors:
                 spec[dim], of_dims[dim] = self.axis, blocks
         return Layout(layout.mesh, tuple(spec), layout.partial, tuple(of_dims))
 
-    def _blocks(self, term: Term, first: Placed, costs: Costs) -> Blocks:
+    def _blocks(self, term: Term, first: PlacedTensor, costs: Costs) -> Blocks:
         """Returns the blocks of the dims of a causal ring: stripes, if they cost less than parts.
 
         In parts of `c` elements, the last of `n` ranks does the work of `n - 1/2` pairs of parts,
@@ -113,7 +118,7 @@ class Ring:
         first operand, as large as each other, is exchanged, with two others and the result.
         """
         ranks = first.layout.mesh.axis_size(self.axis)
-        dim = next(at for at, each in enumerate(term.dims) if each.factor in self.factors)
+        dim = next(at for at, rule_dim in enumerate(term.dims) if rule_dim.factor in self.factors)
         count, rest = divmod(first.shape[dim], ranks)
         held = prod(first.layout.local_shape(first.shape, rank=0))
         spared = (ranks - 1) * count * held / ranks / costs.multiplications
@@ -121,21 +126,21 @@ class Ring:
         return 1 if rest or paid > spared else blocks_of(count, 1)
 
 
-def met(place: int, owner: int, *, causal: bool, striped: bool) -> Met:
-    """Returns the keys that queries meet: those of `place`, and the keys that `owner` has.
+def visible_keys(query_rank: int, key_rank: int, *, causal: bool, striped: bool) -> KeyBlock:
+    """Returns which keys of `key_rank` the queries of `query_rank` attend to.
 
-    In a causal attention a query meets the keys up to its own place in the sequence. If ranks have
-    consecutive parts of the sequence, the last one meets most keys. In stripes, rank `i` of `n` has
-    the elements `i`, `i + n`, `i + 2n`, ..., so that all ranks meet as many keys in each step.
+    In a causal attention a query attends to the keys up to its own position. If ranks have
+    consecutive parts of the sequence, the last one has most keys. In stripes, rank `i` of `n` has
+    the elements `i`, `i + n`, `i + 2n`, ..., so that all ranks have as many keys in each step.
 
     Example:
-        >>> [met(1, owner, causal=True, striped=False) for owner in range(3)]
+        >>> [visible_keys(1, key_rank, causal=True, striped=False) for key_rank in range(3)]
         ['all', 'causal', 'none']
-        >>> [met(1, owner, causal=True, striped=True) for owner in range(3)]
+        >>> [visible_keys(1, key_rank, causal=True, striped=True) for key_rank in range(3)]
         ['causal', 'causal', 'earlier']
     """
     if not causal:
         return "all"
     if striped:
-        return "causal" if owner <= place else "earlier"
-    return "causal" if owner == place else "all" if owner < place else "none"
+        return "causal" if key_rank <= query_rank else "earlier"
+    return "causal" if key_rank == query_rank else "all" if key_rank < query_rank else "none"

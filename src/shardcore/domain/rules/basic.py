@@ -41,15 +41,15 @@ def product(operands: str, result: str, *shapes: Shape) -> tuple[OperatorRule, S
     sizes = dict(zip(operands.replace(",", " ").split(), (*left, *right), strict=True))
     dims = result.split()
     shape = tuple(sizes[dim] for dim in dims)
-    terms = [f"+ {_broadcast(each, dims, shape)}, " for each in added]
+    terms = [f"+ {_broadcast(added_shape, dims, shape)}, " for added_shape in added]
     return rule(f"{''.join(terms)}{operands} -> {result or '()'}"), shape
 
 
 def _broadcast(added: Shape, dims: list[str], shape: Shape) -> str:
     """Returns the dims of a tensor that is added to one of `shape`, "-" where it is broadcast."""
     new = len(shape) - len(added)
-    meets = zip(dims[new:], added, shape[new:], strict=True)
-    return " ".join(dim if size == full else "-" for dim, size, full in meets) or "()"
+    dims_and_sizes = zip(dims[new:], added, shape[new:], strict=True)
+    return " ".join(dim if size == full else "-" for dim, size, full in dims_and_sizes) or "()"
 
 
 def along(ndim: int, mixed: frozenset[int], operands: int = 1, results: int = 1) -> OperatorRule:

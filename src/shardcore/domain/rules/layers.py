@@ -101,11 +101,13 @@ def windows(
         >>> windows((8, 9), 2, stride=1)
         (None, None)
     """
-    size, step = (_of_dims(each, len(plane)) for each in (window, stride))
+    size, step = (_of_dims(numbers, len(plane)) for numbers in (window, stride))
     moved = bool(step) and step != size
     plain = not moved and not any(_of_dims(padding, 1)) and set(_of_dims(dilation, 1)) == {1}
     pairs = zip(size, plane, strict=True)
-    return tuple(each if plain and full % each == 0 else None for each, full in pairs)
+    return tuple(
+        window_size if plain and full % window_size == 0 else None for window_size, full in pairs
+    )
 
 
 def _of_dims(number: int | Sequence[int], ndim: int) -> list[int]:
@@ -179,13 +181,13 @@ def attention_dims(inputs: Sequence[Shape], mask: Shape | None) -> tuple[str, st
     """
     query, *others = inputs
     heads = [
-        letter if all(each[dim] == query[dim] for each in others) else "-"
+        letter if all(other[dim] == query[dim] for other in others) else "-"
         for dim, letter in enumerate("bh")
     ]
     if mask is None:
         return " ".join(heads), None
     sizes = zip([*heads, "q"], mask, query, strict=False)
-    return " ".join(heads), " ".join(each if size == of else "-" for each, size, of in sizes)
+    return " ".join(heads), " ".join(letter if size == of else "-" for letter, size, of in sizes)
 
 
 def attention_backward(
@@ -251,9 +253,9 @@ def recurrent_backward(
         '- n -, - n -, - n -, - n -, -, - - -> - n -, - n -, - n -, - -'
     """
     rows = _recurrent_rows(batch_first)
-    found = compress((rows, _STATE, _STATE), gradients)
+    given_gradients = compress((rows, _STATE, _STATE), gradients)
     states, read = [_STATE] * (1 + cells), list(map(_read, weights))
-    given = [rows, *states, rows, *found, *["-"] * kept, *read]
+    given = [rows, *states, rows, *given_gradients, *["-"] * kept, *read]
     results = [rows, _STATE, _STATE, *read]
     return rule(f"{', '.join(given)} -> {', '.join(results)}")
 

@@ -9,16 +9,16 @@ from shardcore.domain.rules.basic import along
 from shardcore.domain.rules.rule import OperatorRule, Shape, letters, rule, rule_of
 
 
-def index(ndim: int, first: int, indexed: int, found: int) -> OperatorRule:
+def index(ndim: int, first: int, indexed: int, index_dims: int) -> OperatorRule:
     """Returns the rule of indexing the `indexed` dims from `first` on by indices of `found` dims.
 
     Example:
-        >>> str(index(4, first=1, indexed=2, found=1))
+        >>> str(index(4, first=1, indexed=2, index_dims=1))
         'a - - d, i0, i0 -> a i0 d'
     """
     names = letters(ndim)
     before, after = names[:first], names[first + indexed :]
-    dims = [f"i{dim}" for dim in range(found)]
+    dims = [f"i{dim}" for dim in range(index_dims)]
     return rule_of(
         [[*before, *["-"] * indexed, *after], *[dims] * indexed], [[*before, *dims, *after]]
     )
@@ -50,7 +50,7 @@ def gather(dim: int, *shapes: Shape) -> OperatorRule:
         'a -, a -, a - -> a -'
     """
     sizes = enumerate(zip(*shapes, strict=True))
-    apart = frozenset(each for each, given in sizes if each == dim or len(set(given)) > 1)
+    apart = frozenset(number for number, given in sizes if number == dim or len(set(given)) > 1)
     return along(len(shapes[0]), apart, operands=len(shapes))
 
 

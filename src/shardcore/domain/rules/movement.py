@@ -22,9 +22,9 @@ def permute(
         >>> str(permute(3, (2, None, 0)))
         'a - c -> c - a'
     """
-    given = [name if dim in dims else "-" for dim, name in enumerate(letters(ndim))]
-    taken = ["-" if dim is None else given[dim] for dim in dims]
-    return rule_of([given] * operands, [taken] * results)
+    operand_dims = [name if dim in dims else "-" for dim, name in enumerate(letters(ndim))]
+    result_dims = ["-" if dim is None else operand_dims[dim] for dim in dims]
+    return rule_of([operand_dims] * operands, [result_dims] * results)
 
 
 def expanded(shape: Shape, sizes: Sequence[int]) -> list[int | None]:
@@ -75,11 +75,11 @@ def cut(ndim: int, dim: int, sizes: Sequence[int]) -> OperatorRule:
     return segmented(ndim, dim, (sum(sizes) // gcd(*sizes),), _segments(sizes))
 
 
-def joined(ndim: int, dim: int, sizes: Sequence[int]) -> OperatorRule:
+def concatenation(ndim: int, dim: int, sizes: Sequence[int]) -> OperatorRule:
     """Returns the rule of `cat`, which joins pieces of these sizes along `dim`.
 
     Example:
-        >>> str(joined(2, dim=0, sizes=(3, 6)))
+        >>> str(concatenation(2, dim=0, sizes=(3, 6)))
         'a b, 2*a b -> 3*a b'
     """
     if 0 in sizes:
@@ -89,7 +89,7 @@ def joined(ndim: int, dim: int, sizes: Sequence[int]) -> OperatorRule:
 
 def _segments(sizes: Sequence[int]) -> list[int]:
     """Returns the number of segments, as large as possible, in pieces of these sizes."""
-    return [each // gcd(*sizes) for each in sizes]
+    return [size // gcd(*sizes) for size in sizes]
 
 
 def repeat(ndim: int, repeats: Sequence[int]) -> OperatorRule:
@@ -100,8 +100,10 @@ def repeat(ndim: int, repeats: Sequence[int]) -> OperatorRule:
         'a b -> - a 3*b'
     """
     dims, new = letters(ndim), len(repeats) - ndim
-    found = [str(Dim(name, count=count)) for count, name in zip(repeats[new:], dims, strict=True)]
-    return rule_of([dims], [["-"] * new + found])
+    repeated = [
+        str(Dim(name, count=count)) for count, name in zip(repeats[new:], dims, strict=True)
+    ]
+    return rule_of([dims], [["-"] * new + repeated])
 
 
 def reshape(
@@ -131,22 +133,22 @@ def reshape(
     after: list[tuple[_Steps, ...]] = [()] * len(target)
     names, of_dims = letters(2 * len(source)), dict(sharded)
     for dims, others in _groups(source, target):
-        for dim in [each for each in dims if each in of_dims] or dims[:1]:
-            each, left = of_dims.get(dim, Segments(1)), prod(source[dims[0] : dim])
-            parts = [_Steps(names[dim], each.count, source[dim] // each.count)]
-            if each.outer:
-                parts.insert(0, _Steps(names[len(source) + dim], 1, each.count))
+        for dim in [candidate for candidate in dims if candidate in of_dims] or dims[:1]:
+            segments, left = of_dims.get(dim, Segments(1)), prod(source[dims[0] : dim])
+            parts = [_Steps(names[dim], segments.count, source[dim] // segments.count)]
+            if segments.outer:
+                parts.insert(0, _Steps(names[len(source) + dim], 1, segments.count))
             for part in parts:
-                for other, found in _places(part, left, target, others):
-                    given = attrs.evolve(part, steps=found.steps)
-                    both = (*before[dim], given), (*after[other], found)
-                    if joined := _joined(source[dim], target[other], *both):
-                        before[dim], after[other] = joined
+                for other, target_steps in _dims_with_steps(part, left, target, others):
+                    source_steps = attrs.evolve(part, steps=target_steps.steps)
+                    both = (*before[dim], source_steps), (*after[other], target_steps)
+                    if merged := _merge_steps(source[dim], target[other], *both):
+                        before[dim], after[other] = merged
     terms = (
         [str(_dim(size, steps)) for size, steps in zip(shape, of_shape, strict=True)]
         for shape, of_shape in ((source, before), (target, after))
     )
-    return rule_of(*([each] for each in terms))
+    return rule_of(*([term] for term in terms))
 
 
 @attrs.frozen
@@ -158,7 +160,7 @@ class _Steps:
     steps: int
 
 
-def _places(
+def _dims_with_steps(
     part: _Steps, before: int, target: Shape, others: range
 ) -> Iterator[tuple[int, _Steps]]:
     """Yields the last dim of a group that has steps of `part`, with these, if there is one.
@@ -174,21 +176,21 @@ def _places(
                 return
 
 
-def _joined(
-    size: int, other_size: int, given: tuple[_Steps, ...], found: tuple[_Steps, ...]
+def _merge_steps(
+    size: int, other_size: int, source_steps: tuple[_Steps, ...], target_steps: tuple[_Steps, ...]
 ) -> tuple[tuple[_Steps, ...], tuple[_Steps, ...]] | None:
     """Returns the steps of a dim before and after; None if a dim cannot have them.
 
     Two factors that are one behind the other on both sides become one.
     """
-    own, other = _dim(size, given), _dim(other_size, found)
+    own, other = _dim(size, source_steps), _dim(other_size, target_steps)
     if own is None or other is None:
         return None
     if own.outer is None or own.outer != other.outer:
-        return given, found
+        return source_steps, target_steps
     if (own.count, other.count) != (1, 1):
         return None
-    as_one = (_Steps(given[1].factor, 1, given[0].steps * given[1].steps),)
+    as_one = (_Steps(source_steps[1].factor, 1, source_steps[0].steps * source_steps[1].steps),)
     return as_one, as_one
 
 

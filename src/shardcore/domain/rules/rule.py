@@ -34,7 +34,7 @@ class Dim:
     factor: str | None = None  # its factor, None for a dim that is never sharded
     block: int = 1  # the number of elements for each step of the factor
     count: int = 1  # the number of segments, each with all steps of the factor
-    outer: str | None = None  # the factor for each step of which there are so many segments
+    outer: str | None = None  # a factor outside: the segments repeat for each of its steps
 
     def __str__(self) -> str:
         if self.factor is None:
@@ -45,7 +45,7 @@ class Dim:
     @property
     def factors(self) -> tuple[str, ...]:
         """Its factors, the outer one first."""
-        return tuple(each for each in (self.outer, self.factor) if each)
+        return tuple(factor for factor in (self.outer, self.factor) if factor)
 
     @property
     def step(self) -> int:
@@ -60,14 +60,14 @@ class Dim:
 def _dims(text: str) -> tuple[Dim, ...]:
     dims: list[Dim] = []
     for word in () if text.strip() == "()" else text.split():
-        found = _DIM.fullmatch(word)
-        if found is None:
+        match = _DIM.fullmatch(word)
+        if match is None:
             raise RuleError(
                 "A dim of a rule is '-', a factor such as 'n' or 'd0', a factor in blocks such as "
                 f"'3g', or in segments such as '5*g' or 'a*g', got {word!r}."
             )
-        block, count = int(found["block"] or 1), int(found["count"] or 1)
-        dims.append(Dim(found["factor"], block, count, found["outer"]))
+        block, count = int(match["block"] or 1), int(match["count"] or 1)
+        dims.append(Dim(match["factor"], block, count, match["outer"]))
     return tuple(dims)
 
 
@@ -181,17 +181,22 @@ class OperatorRule:
             'b -, b - -> b -'
         """
         return OperatorRule(
-            tuple(attrs.evolve(each, dims=each.dims_without(factors)) for each in self.operands),
-            tuple(attrs.evolve(each, dims=each.dims_without(factors)) for each in self.results),
+            tuple(
+                attrs.evolve(operand, dims=operand.dims_without(factors))
+                for operand in self.operands
+            ),
+            tuple(
+                attrs.evolve(result, dims=result.dims_without(factors)) for result in self.results
+            ),
         )
 
     def _factors_of(self, result: Result) -> frozenset[str]:
-        given = [self.operands[number] for number in result.of]
-        given = given or [each for each in self.operands if not each.added]
-        return frozenset[str]().union(*(each.factors for each in given))
+        operands = [self.operands[number] for number in result.of]
+        operands = operands or [operand for operand in self.operands if not operand.added]
+        return frozenset[str]().union(*(operand.factors for operand in operands))
 
     def __str__(self) -> str:
-        operands, results = (", ".join(map(str, each)) for each in (self.operands, self.results))
+        operands, results = (", ".join(map(str, terms)) for terms in (self.operands, self.results))
         return f"{operands} -> {results}"
 
 
@@ -211,19 +216,20 @@ def rule(
         >>> bias.added, str(bias)
         (True, '+ m')
     """
-    given, _, found = text.partition("->")
+    operand_terms, _, result_terms = text.partition("->")
     operands = (
-        Operand(each.removeprefix("+"), added=each.startswith("+")) for each in _terms(given)
+        Operand(term.removeprefix("+"), added=term.startswith("+"))
+        for term in _terms(operand_terms)
     )
     results = (
         Result(dims, parents or (), model, op)
-        for dims, parents, model in zip_longest(_terms(found), of, like)
+        for dims, parents, model in zip_longest(_terms(result_terms), of, like)
     )
     return OperatorRule(tuple(operands), tuple(results))
 
 
 def _terms(text: str) -> list[str]:
-    return [each.strip() for each in text.split(",")] if text.strip() else []
+    return [term.strip() for term in text.split(",")] if text.strip() else []
 
 
 def rule_of(operands: Iterable[Iterable[str]], results: Iterable[Iterable[str]]) -> OperatorRule:
@@ -233,10 +239,10 @@ def rule_of(operands: Iterable[Iterable[str]], results: Iterable[Iterable[str]])
         >>> str(rule_of([["a", "-"], []], [["a"]]))
         'a -, () -> a'
     """
-    given, found = (
+    operand_terms, result_terms = (
         ", ".join(" ".join(dims) or "()" for dims in terms) for terms in (operands, results)
     )
-    return rule(f"{given} -> {found}")
+    return rule(f"{operand_terms} -> {result_terms}")
 
 
 def letters(ndim: int) -> list[str]:

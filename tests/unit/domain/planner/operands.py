@@ -3,7 +3,7 @@
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.placements import Partial, Replicate
-from shardcore.domain.planner.call import Placed
+from shardcore.domain.planner.call import PlacedTensor
 from shardcore.domain.planner.choice import choose
 from shardcore.domain.rules import layers
 from shardcore.domain.rules.rule import rule as rule_of_text
@@ -19,7 +19,7 @@ SQUARE = Mesh((2, 2), ("data", "model"))
 
 def placed(shape, spec, mesh=PAIR, blocks=None, weight=False):
     layout = Layout(mesh, spec) if blocks is None else Layout(mesh, spec, blocks=blocks)
-    return Placed(shape, layout, weight=weight)
+    return PlacedTensor(shape, layout, weight=weight)
 
 
 def layouts_of(operands):
@@ -34,7 +34,7 @@ def convolved(*placements, mesh=(2,), output=(5, 6, 6, 6)):
     """The sharding of a convolution: operands and result as words, and whether one is gathered."""
     mesh = Mesh(mesh, ("data", "model")[: len(mesh)])
     operands = tuple(
-        Placed(shape, Layout.from_placements(mesh, each, len(shape)), weight=shape != IMAGES)
+        PlacedTensor(shape, Layout.from_placements(mesh, each, len(shape)), weight=shape != IMAGES)
         for shape, each in zip((IMAGES, KERNEL, BIAS), placements, strict=True)
     )
     chosen = choose(CONVOLUTION, operands, (output,))

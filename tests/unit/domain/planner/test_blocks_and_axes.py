@@ -13,7 +13,7 @@ from shardcore.domain.layout import Layout
 from shardcore.domain.machines.collective_cost import Costs, Link
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.placements import Segments, Shard
-from shardcore.domain.planner.call import Placed
+from shardcore.domain.planner.call import PlacedTensor
 from shardcore.domain.planner.choice import choose
 from shardcore.domain.redistribution.plan import plan
 from shardcore.domain.rules import basic, layers, movement
@@ -42,12 +42,12 @@ def test_blocks_stay_through_reshapes_and_arithmetic():
     assert fours == Layout(PAIR, ("model",), blocks=(4,))
     assert local_shapes(fours, (20,)) == [(12,), (8,)]
 
-    operands = (Placed((20,), fours), Placed((1,), Layout.replicated(PAIR, 1)))
+    operands = (PlacedTensor((20,), fours), PlacedTensor((1,), Layout.replicated(PAIR, 1)))
     chosen = choose(basic.elementwise(((20,), (1,))), operands)
     assert chosen.operands == layouts_of(operands)
     assert chosen.results == (fours,)
 
-    chosen = choose(movement.reshape((20,), (5, 4)), (Placed((20,), fours),))
+    chosen = choose(movement.reshape((20,), (5, 4)), (PlacedTensor((20,), fours),))
     assert chosen.operands == (fours,)
     assert chosen.results == (rows.layout,)
     assert local_shapes(rows.layout, (5, 4)) == [(3, 4), (2, 4)]
@@ -69,13 +69,13 @@ def test_blocks_stay_through_reshapes_and_arithmetic():
 def test_a_dim_whose_chunks_are_whole_steps_is_not_moved(shape, spec, blocks, target, parts):
     layout = Layout(SQUARE, (spec,), blocks=(blocks,)).normalized(shape)
     found = movement.reshape(shape, target)
-    chosen = choose(found, (Placed(shape, layout),))
+    chosen = choose(found, (PlacedTensor(shape, layout),))
     assert chosen.operands == (layout,)
     assert local_shapes(chosen.results[0], target) == parts
 
 
 def test_factors_that_are_together_in_a_dim_get_their_steps_from_results():
-    flat = Placed((12,), Layout(SQUARE, (("data", "model"),), blocks=(Segments(4, outer=1),)))
+    flat = PlacedTensor((12,), Layout(SQUARE, (("data", "model"),), blocks=(Segments(4, outer=1),)))
     apart = rule_of_text("a*b -> a b")
     assert choose(apart, (flat,), ((4, 3),)).results == (Layout(SQUARE, ("data", "model")),)
     for shapes in ((), ((4, 4),)):
@@ -87,7 +87,7 @@ def test_chunks_of_whole_steps_by_two_axes_are_not_moved_though_a_block_is_less_
     # Chunks of 6, 6 and 3 steps of 4, twice: the least block of these is 6, which is no whole step.
     layout = Layout(Mesh((2, 3), ("data", "model")), (("data", "model"),), blocks=(12,))
     layout = layout.normalized((120,))
-    chosen = choose(movement.reshape((120,), (30, 4)), (Placed((120,), layout),))
+    chosen = choose(movement.reshape((120,), (30, 4)), (PlacedTensor((120,), layout),))
     assert chosen.operands == (layout,)
     assert local_shapes(chosen.results[0], (30, 4)) == [(6, 4), (6, 4), (3, 4)] * 2
 
@@ -161,12 +161,12 @@ TIES = """
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.rules.basic import elementwise
-from shardcore.domain.planner.call import Placed
+from shardcore.domain.planner.call import PlacedTensor
 from shardcore.domain.planner.choice import choose
 
 mesh = Mesh((2, 2), ("data", "model"))
 specs = [("data", "model", None), (None, "data", "model"), ("model", None, "data")]
-operands = tuple(Placed((4, 4, 4), Layout(mesh, spec)) for spec in specs)
+operands = tuple(PlacedTensor((4, 4, 4), Layout(mesh, spec)) for spec in specs)
 print(choose(elementwise(((4, 4, 4),) * 3), operands))
 """
 
@@ -228,7 +228,7 @@ def test_no_other_sharding_is_cheaper(data):
             found += cost(shape, layout, like.reduced)
         return found
 
-    operands = tuple(map(Placed, shapes, sources))
+    operands = tuple(map(PlacedTensor, shapes, sources))
     chosen = choose(rule, operands, results).operands
     if candidates:
         least = min(map(total, candidates))

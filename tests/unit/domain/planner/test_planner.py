@@ -6,7 +6,7 @@ import pytest
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.placements import Shard
-from shardcore.domain.planner.call import Placed
+from shardcore.domain.planner.call import PlacedTensor
 from shardcore.domain.planner.choice import choose
 from shardcore.domain.rules import layers
 from shardcore.domain.rules.rule import rule as rule_of_text
@@ -63,7 +63,7 @@ def test_the_factor_that_moves_fewer_bytes_is_sharded():
 def product(rows, kernel, spec, weight=True, **facts):
     """The sharding of a product of rows that are sharded by the columns, and a kernel."""
     shape = rows[0], kernel[1]
-    given = Placed(rows, Layout(PAIR, (None, "model")), **facts)
+    given = PlacedTensor(rows, Layout(PAIR, (None, "model")), **facts)
     return choose(MATMUL, (given, placed(kernel, spec, weight=weight)), (shape,))
 
 
@@ -154,12 +154,12 @@ def test_a_sum_over_the_rows_of_a_batch_stays_pending_though_one_operand_is_not_
 
 
 def test_a_view_has_the_layout_of_its_tensor_not_of_a_copy():
-    copied = Placed((4, 6), Layout(PAIR, (None, None)), other=Layout(PAIR, (None, "model")))
+    copied = PlacedTensor((4, 6), Layout(PAIR, (None, None)), other=Layout(PAIR, (None, "model")))
     assert words(choose(rule_of_text("a b -> b a"), (copied,))) == ["R", "R"]
 
 
 def test_a_product_of_full_tensors_is_full_though_a_copy_of_one_is_sharded():
-    one_hot = Placed((4, 6), Layout(PAIR, (None, None)), other=Layout(PAIR, (None, "model")))
+    one_hot = PlacedTensor((4, 6), Layout(PAIR, (None, None)), other=Layout(PAIR, (None, "model")))
     product = rule_of_text("n, n c -> n c")
     assert words(choose(product, (placed((4,), (None,)), one_hot), ((4, 6),))) == ["R", "R", "R"]
 
@@ -168,7 +168,7 @@ def test_an_operand_is_taken_from_where_it_costs_least():
     gradient, rows = placed((4, 6), (None, "model")), (8, 4)
 
     def chosen(other):
-        turned = Placed(rows, Layout(PAIR, ("model", None)), other=other)
+        turned = PlacedTensor(rows, Layout(PAIR, ("model", None)), other=other)
         return words(choose(MATMUL, (turned, gradient), ((8, 6),)))
 
     assert chosen(None) == ["S(0)", "R", "S(0)"]
@@ -201,7 +201,7 @@ def test_an_operator_without_another_dim_gathers():
 
 
 def test_pieces_of_a_weight_are_sharded_along_their_own_dim():
-    bias = Placed((2, 12), Layout(PAIR, ("model", None)), weight=True)
+    bias = PlacedTensor((2, 12), Layout(PAIR, ("model", None)), weight=True)
     chosen = choose(rule_of_text("2*a b -> a b, a b"), (bias,))
     assert words(chosen) == ["S(1)", "S(1)", "S(1)"]
     assert not chosen.gathers

@@ -6,8 +6,8 @@ from shardcore.domain.layout import Layout
 from shardcore.domain.machines.collective_cost import Costs, Link
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.placements import Segments
-from shardcore.domain.planner.call import Placed
-from shardcore.domain.planner.ring import Ring, met
+from shardcore.domain.planner.call import PlacedTensor
+from shardcore.domain.planner.ring import Ring, visible_keys
 from shardcore.domain.redistribution.segments import ranges_of
 from shardcore.domain.rules import layers
 
@@ -40,18 +40,20 @@ def test_a_query_meets_each_key_up_to_its_own_place_once(length, blocks):
         pair
         for place, queries in enumerate(held)
         for owner, keys in enumerate(held)
-        for pair in keys_met(queries, keys, met(place, owner, causal=True, striped=striped))
+        for pair in keys_met(
+            queries, keys, visible_keys(place, owner, causal=True, striped=striped)
+        )
     ]
     assert sorted(found) == [(query, key) for query in range(length) for key in range(query + 1)]
     if striped:  # no rank has more work with another's keys than with its own
-        works = {met(a, b, causal=True, striped=True) for a in range(4) for b in range(4)}
+        works = {visible_keys(a, b, causal=True, striped=True) for a in range(4) for b in range(4)}
         assert works == {"causal", "earlier"}
 
 
 def attention(length, *, causal, link):
     """The sharding of an attention whose batch "data" shards, and whose lengths "seq" does."""
     layout = Layout(MESH, ("data", None, "seq", None))
-    operands = [Placed((4, 3, length, 8), layout)] * 3
+    operands = [PlacedTensor((4, 3, length, 8), layout)] * 3
     costs = Costs({"seq": link})
     return Ring("seq", LENGTHS, causal).sharding(layers.attention("b h", None), operands, costs)
 

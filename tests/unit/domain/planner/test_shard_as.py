@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
-from shardcore.domain.planner.call import Placed
+from shardcore.domain.planner.call import PlacedTensor
 from shardcore.domain.planner.choice import shard_as
 from shardcore.domain.rules import layers
 from tests.unit.domain.rules.proof import in_blocks, meshes
@@ -28,7 +28,7 @@ def test_the_operand_stays_and_the_others_follow(data):
         return in_blocks(data, mesh, shape, Layout(mesh, spec).placements)
 
     operands = tuple(
-        Placed(shape, anywhere(shape, [BATCH] if at == OUTPUT else range(len(shape))))
+        PlacedTensor(shape, anywhere(shape, [BATCH] if at == OUTPUT else range(len(shape))))
         for at, shape in enumerate(shapes)
     )
     sharding = shard_as(BACKWARD, operands, OUTPUT)
@@ -44,11 +44,14 @@ def test_the_operand_stays_and_the_others_follow(data):
 
 def test_what_another_axis_shards_is_gathered():
     mesh = Mesh((2, 2), ("data", "model"))
-    rows = Placed((4, 3, 4), Layout(mesh, ("data", None, None)))
-    state = Placed((1, 4, 4), Layout(mesh, (None, "data", None)))
-    kept, weight = Placed((5,), Layout(mesh, (None,))), Placed((2, 4), Layout(mesh, (None, None)))
+    rows = PlacedTensor((4, 3, 4), Layout(mesh, ("data", None, None)))
+    state = PlacedTensor((1, 4, 4), Layout(mesh, (None, "data", None)))
+    kept, weight = (
+        PlacedTensor((5,), Layout(mesh, (None,))),
+        PlacedTensor((2, 4), Layout(mesh, (None, None))),
+    )
     for spec, gathers in [("model", True), (None, False)]:
-        x = Placed((4, 3, 2), Layout(mesh, ("data", None, spec)))
+        x = PlacedTensor((4, 3, 2), Layout(mesh, ("data", None, spec)))
         sharding = shard_as(BACKWARD, (x, state, rows, rows, kept, weight), OUTPUT)
         assert sharding.gathers == gathers
         assert str(sharding.operands[0]) == "('data', None, None)"

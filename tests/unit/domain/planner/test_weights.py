@@ -4,7 +4,7 @@ import attrs
 import pytest
 
 from shardcore.domain.layout import Layout
-from shardcore.domain.planner.call import Placed
+from shardcore.domain.planner.call import PlacedTensor
 from shardcore.domain.planner.choice import choose
 from shardcore.domain.rules import basic
 from shardcore.domain.rules.rule import rule as rule_of_text
@@ -78,7 +78,7 @@ def test_a_weight_follows_along_each_axis_on_its_own():
 
 def test_a_weight_that_scales_an_activation_of_its_size_that_is_not_sharded_is_gathered():
     full = placed((8, 4), (None, None))
-    pending = Placed((8, 4), Layout(PAIR, (None, None), {"model": "sum"}))
+    pending = PlacedTensor((8, 4), Layout(PAIR, (None, None), {"model": "sum"}))
     weight = placed((8, 4), ("model", None), weight=True)
     both_full = (Layout.replicated(PAIR, 2),) * 2
     rule = basic.elementwise(((8, 4), (8, 4)))

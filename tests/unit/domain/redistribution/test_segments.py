@@ -11,7 +11,7 @@ from shardcore.domain.layout import Layout
 from shardcore.domain.machines.collective_cost import Costs
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.placements import Segments
-from shardcore.domain.planner.call import Placed
+from shardcore.domain.planner.call import PlacedTensor
 from shardcore.domain.planner.choice import choose
 from shardcore.domain.redistribution.exchange import Exchange
 from shardcore.domain.redistribution.segments import (
@@ -178,7 +178,7 @@ def batches(draw):
 
 def reshaped(layout, shape, target):
     found = reshape(shape, target, sharded_dims(layout, shape, target))
-    chosen = choose(found, (Placed(shape, layout),), (target,))
+    chosen = choose(found, (PlacedTensor(shape, layout),), (target,))
     is_same(chosen.operands[0], layout, shape)
     parts = [
         [part.ravel().tolist() for part in scatter(each, numbered(of_each)).values()]
@@ -199,7 +199,7 @@ def test_a_product_of_rows_and_heads_moves_nothing(case):
     layout, (rows, heads, *sizes) = case
     layout = layout.normalized((rows, heads, *sizes))
     flat = reshaped(layout, (rows, heads, *sizes), (rows * heads, *sizes))
-    operands = Placed((rows * heads, 3, 5), flat), Placed((rows * heads, 5, 3), flat)
+    operands = PlacedTensor((rows * heads, 3, 5), flat), PlacedTensor((rows * heads, 5, 3), flat)
     chosen = choose(rule("b n k, b k m -> b n m"), operands, ((rows * heads, 3, 3),))
     assert chosen.operands == (flat, flat)
     is_same(chosen.results[0], flat, (rows * heads, 3, 3))
@@ -213,7 +213,8 @@ def test_a_product_of_rows_and_heads_moves_nothing(case):
     # Of two operands, each may be sharded by heads only, by rows only, or by both.
     shape, full = (rows, heads, 3, 5), (rows * heads, 3, 5)
     of_heads, of_rows = (
-        Placed(full, reshaped(layout.without(*layout.dim_axes(dim)), shape, full)) for dim in (0, 1)
+        PlacedTensor(full, reshaped(layout.without(*layout.dim_axes(dim)), shape, full))
+        for dim in (0, 1)
     )
     for both in combinations((of_heads, of_rows, operands[1]), 2):
         for pair in (both, both[::-1]):
@@ -226,7 +227,7 @@ def test_a_product_of_rows_and_heads_moves_nothing(case):
 
 def test_what_no_layout_says_is_sharded_otherwise():
     layout = Layout(Mesh((2, 2), AXES[:2]), (AXES[:2],), blocks=(Segments(4, outer=1),))
-    operand = Placed((8,), layout)
+    operand = PlacedTensor((8,), layout)
     # The segments of a piece would be sharded between in each of two pieces.
     joined = segmented(1, 0, (1, 1), (2,))
     chosen = choose(joined, (operand, operand), ((16,),))
@@ -235,7 +236,7 @@ def test_what_no_layout_says_is_sharded_otherwise():
         np.testing.assert_array_equal(part, np.concatenate([each[at] for each in held]))
     # Rows in segments, and heads behind them.
     rows = Layout(layout.mesh, ("data", "model"), blocks=(Segments(4), 1))
-    chosen = choose(rule("a b -> a*b"), (Placed((8, 2), rows),))
+    chosen = choose(rule("a b -> a*b"), (PlacedTensor((8, 2), rows),))
     held, found = (
         scatter(each, numbered(shape))
         for each, shape in ((chosen.operands[0], (8, 2)), (chosen.results[0], (16,)))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.placements import Partial, Replicate, Segments, Shard, segments_of
-from shardcore.domain.planner.call import Placed
+from shardcore.domain.planner.call import PlacedTensor
 from shardcore.domain.planner.choice import choose
 from shardcore.domain.rules.rule import OperatorRule
 from tests.unit.domain.numpy_mesh import coordinates, scatter
@@ -84,7 +84,7 @@ def prove(call, factor, data):
         in_blocks(data, mesh, shape, each) for shape, each in zip(call.shapes, sources, strict=True)
     ]
     placed = tuple(
-        Placed(shape, layout, 8, data.draw(st.booleans()))
+        PlacedTensor(shape, layout, 8, data.draw(st.booleans()))
         for shape, layout in zip(call.shapes, layouts, strict=True)
     )
     full = [np.asarray(each) for each in call.run(operands)]

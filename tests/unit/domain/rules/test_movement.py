@@ -103,7 +103,7 @@ def cuts(draw):
 def joins(draw):
     shape, dim, counts = _cut_in_pieces(draw)
     sizes = [count * shape[dim] for count in counts]
-    rule = movement.joined(len(shape), dim, sizes)
+    rule = movement.concatenation(len(shape), dim, sizes)
     given = [(*shape[:dim], size, *shape[dim + 1 :]) for size in sizes]
     return Call(rule, given, lambda parts: [np.concatenate(parts, dim)])
 
@@ -131,10 +131,10 @@ CALLS = {
     "permute": (transposes(), "abc"),
     "permute, unbound": (unbinds(), "abc"),
     "permute, stacked": (stacks(), "abc"),
-    "segmented, joined": (of_pieces(), "abc"),
+    "segmented, concatenation": (of_pieces(), "abc"),
     "segmented, cut": (pieces(), "abc"),
     "cut": (cuts(), "abc"),
-    "joined": (joins(), "abc"),
+    "concatenation": (joins(), "abc"),
     "repeat": (repeats(), "abc"),
     "reshape": (reshapes(), "abc"),
 }

@@ -23,7 +23,7 @@ EXAMPLES = {
     "along": basic.along(3, frozenset({1})),
     "pool, windows of 2 by 3": layers.pool(4, (2, 3), (False,)),
     "unbind": movement.permute(3, (0, 2), results=2),
-    "index": lookups.index(4, first=1, indexed=2, found=1),
+    "index": lookups.index(4, first=1, indexed=2, index_dims=1),
     "index_put, added up": lookups.index_put(2, indexed=1, accumulates=True),
     "index_put": lookups.index_put(2, indexed=1, accumulates=False),
     "im2col": layers.im2col(batched=True, window=9),

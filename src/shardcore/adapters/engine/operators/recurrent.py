@@ -9,7 +9,7 @@ from typing import Any
 
 from shardcore.adapters.engine.plans.task import Operand, Operator, Parts, Planner, Task
 from shardcore.adapters.torch_private import Args, Kwargs, arguments_of, unnamed_operators
-from shardcore.domain.planner.call import Placed
+from shardcore.domain.planner.call import PlacedTensor
 from shardcore.domain.planner.choice import shard_as
 from shardcore.domain.rules import layers
 
@@ -59,7 +59,7 @@ def _backward(operator: Operator, *args: object, **kwargs: object) -> Task | Non
         return *found, *of_weights
 
     placed = tuple(
-        Placed(each.shape, each.form.layout, weight=each.form.weight) for each in operands
+        PlacedTensor(each.shape, each.form.layout, weight=each.form.weight) for each in operands
     )
     sharding = shard_as(rule, placed, list(named).index("output"))
     return Task(rule, operands, compute, orders=_orders(first), layouts=sharding)

@@ -18,7 +18,7 @@ from shardcore.adapters.engine.writes import note_view
 from shardcore.adapters.torch_private import Kwargs, is_view
 from shardcore.domain.derived_layouts import with_pending
 from shardcore.domain.layout import PartialAxes
-from shardcore.domain.planner.call import Placed
+from shardcore.domain.planner.call import PlacedTensor
 from shardcore.domain.planner.choice import Sharding, choose
 from shardcore.domain.strides import strides_in
 
@@ -137,7 +137,7 @@ class Plan:
     def _note_view(self, view: ShardedTensor, number: int, known: Redistributed) -> None:
         """Notes a copy of `view`, result `number`: the same view of the copy of its operand."""
         other, form, task = known.tensor, known.tensor.form, self.task
-        sharding = choose(task.rule, (Placed(form.shape, form.layout),), task.result_shapes)
+        sharding = choose(task.rule, (PlacedTensor(form.shape, form.layout),), task.result_shapes)
         if sharding.operands[0] != form.layout:  # the view would move the copy
             return
         compute = task.over(self.engine, sharding) if task.over else task.compute

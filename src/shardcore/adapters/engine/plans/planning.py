@@ -18,7 +18,7 @@ from shardcore.adapters.engine.plans.task import Compute, Operand, Operator, Tas
 from shardcore.adapters.engine.tensor import Form, ShardedTensor
 from shardcore.domain.derived_layouts import with_pending
 from shardcore.domain.layout import Layout, PartialAxes
-from shardcore.domain.planner.call import Placed, Shapes
+from shardcore.domain.planner.call import PlacedTensor, Shapes
 from shardcore.domain.planner.choice import Sharding, choose
 from shardcore.domain.planner.pending import are_free, pending_in_results
 from shardcore.domain.rules.rule import OperatorRule
@@ -111,7 +111,7 @@ def _sharding(task: Task, forms: Sequence[Form], engine: Engine) -> Sharding:
             for form in forms
         ]
     placed = tuple(
-        Placed(
+        PlacedTensor(
             form.shape,
             form.layout,
             form.dtype.itemsize,

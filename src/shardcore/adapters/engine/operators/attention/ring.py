@@ -18,7 +18,7 @@ from shardcore.adapters.engine.operators.attention.call import AttentionCall
 from shardcore.adapters.engine.operators.reduce.composed import precise
 from shardcore.adapters.engine.plans.task import Parts
 from shardcore.adapters.torch_private import without_results
-from shardcore.domain.planner.ring import Met, met
+from shardcore.domain.planner.ring import KeyBlock, visible_keys
 
 # A row whose logarithm is below this meets masked keys only, by a mask of large negative numbers.
 # Such a number in float32 has steps above 16: the logarithm of the number of keys is lost in it.
@@ -56,7 +56,7 @@ class RingAttention:
     Args:
         call: The call of the operator of torch, which runs on a part of the keys.
         passing: The ring in which keys and values are passed on.
-        striped: Whether ranks have stripes of the sequence; see `domain.planner.ring.met`.
+        striped: Whether ranks have stripes of the sequence; see `domain.planner.ring.visible_keys`.
     """
 
     call: AttentionCall
@@ -68,7 +68,7 @@ class RingAttention:
         query, key, value, *masks = parts
         found: _Attended | None = None
         for owner, (keys, values) in self.passing.around(torch.stack([key, value])):
-            how = self._met(query, keys, owner)
+            how = self._visible_keys(query, keys, owner)
             if how != "none":
                 more = self._attended(how, query, keys, values, self._of_owner(masks, owner))
                 found = more if found is None else found.joined(more)
@@ -86,7 +86,7 @@ class RingAttention:
         own = coming = None
         for hop, (owner, held) in enumerate(self.passing.around(torch.stack([key, value]))):
             here = torch.zeros_like(held)
-            how = self._met(query, held[0], owner)
+            how = self._visible_keys(query, held[0], owner)
             if how != "none":
                 of_query, of_key, of_value = self._gradients(
                     how,
@@ -107,8 +107,8 @@ class RingAttention:
             own = own + self.passing.arrived(coming, own, self.passing.count - 1)
         return total.to(query.dtype), *own, *without_results(self.call.operator)[3:]
 
-    def _met(self, query: torch.Tensor, keys: torch.Tensor, owner: int) -> Met:
-        how = met(self.passing.place, owner, causal=self.call.causal, striped=self.striped)
+    def _visible_keys(self, query: torch.Tensor, keys: torch.Tensor, owner: int) -> KeyBlock:
+        how = visible_keys(self.passing.place, owner, causal=self.call.causal, striped=self.striped)
         length = keys.shape[2] - (how == "earlier")
         return how if length > 0 and query.shape[2] else "none"
 
@@ -119,7 +119,7 @@ class RingAttention:
 
     def _attended(
         self,
-        how: Met,
+        how: KeyBlock,
         query: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
@@ -139,7 +139,7 @@ class RingAttention:
 
     def _gradients(
         self,
-        how: Met,
+        how: KeyBlock,
         operands: Sequence[torch.Tensor],
         mask: torch.Tensor | None,
         states: Sequence[torch.Tensor],

@@ -157,7 +157,7 @@ def _concatenated(operator: Operator, tensors: list[Operand], dim: int = 0) -> T
     if new:
         rule = movement.permute(ndim, [*range(dim), None, *range(dim, ndim)], operands=len(tensors))
     else:
-        rule = movement.joined(ndim, dim, [each.shape[dim] for each in tensors])
+        rule = movement.concatenation(ndim, dim, [each.shape[dim] for each in tensors])
     are_pending = all(each.form.layout.partial for each in tensors)
     adds = range(len(tensors)) if are_pending else ()
     return Task(rule, tensors, lambda parts: (operator(list(parts), dim),), adds=adds)
