@@ -22,7 +22,7 @@ def chunk_sizes(size: int, ranks: tuple[int, ...], block: int) -> tuple[int, ...
     """
     chunks = [size]
     for count in ranks:
-        chunks = [part for each in chunks for part in _cut(each, count, block)]
+        chunks = [part for chunk in chunks for part in _cut(chunk, count, block)]
     return tuple(chunks)
 
 
@@ -62,10 +62,10 @@ def block_of(size: int, ranks: tuple[int, ...], chunks: tuple[int, ...]) -> int 
         (4, 15)
     """
     first = chunks[0]
-    small = [each for each in range(1, isqrt(first) + 1) if first % each == 0]
-    divisors = {*small, *(first // each for each in small)}
-    fitting = [each for each in divisors if chunk_sizes(size, ranks, each) == chunks]
-    return min(fitting, key=lambda each: (size % each != 0, each), default=None)
+    small = [divisor for divisor in range(1, isqrt(first) + 1) if first % divisor == 0]
+    divisors = {*small, *(first // divisor for divisor in small)}
+    fitting = [block for block in divisors if chunk_sizes(size, ranks, block) == chunks]
+    return min(fitting, key=lambda block: (size % block != 0, block), default=None)
 
 
 # What is sharded: its size, the number of ranks along each axis that shards it, and the block.
@@ -79,10 +79,10 @@ def levels(size: int, ranks: tuple[int, ...], blocks: Blocks) -> tuple[Level, Le
         >>> levels(24, (2, 3), Segments(4, outer=1)), levels(24, (2, 3), 2)
         (((4, (2,), 1), (6, (3,), 1)), ((1, (), 1), (24, (2, 3), 2)))
     """
-    each = segments_of(blocks)
+    segments = segments_of(blocks)
     return (
-        (each.count, ranks[: each.outer], each.outer_block),
-        (size // each.count, ranks[each.outer :], each.block),
+        (segments.count, ranks[: segments.outer], segments.outer_block),
+        (size // segments.count, ranks[segments.outer :], segments.block),
     )
 
 
@@ -108,21 +108,21 @@ def normal_blocks(size: int, ranks: tuple[int, ...], blocks: Blocks) -> Blocks:
     """
     if prod(ranks) == 1:
         return 1
-    each = segments_of(blocks)
-    outer = each.outer
+    segments = segments_of(blocks)
+    outer = segments.outer
     while outer and ranks[outer - 1] == 1:
         outer -= 1
     between, within = levels(size, ranks, blocks)
     least = block_of(within[0], within[1], chunk_sizes(*within)) or 1
     if not outer:
-        return blocks_of(each.count, least)
-    segments = chunk_sizes(*between)
+        return blocks_of(segments.count, least)
+    chunks = chunk_sizes(*between)
     # A rank that has part of one segment, or segments as a whole, has consecutive elements.
-    if max(segments) <= 1 or prod(within[1]) == 1:
+    if max(chunks) <= 1 or prod(within[1]) == 1:
         plain = block_of(size, ranks, sizes_in_blocks(size, ranks, blocks))
         if plain is not None or not size:
             return plain or 1
-    return Segments(each.count, least, outer, block_of(between[0], between[1], segments) or 1)
+    return Segments(segments.count, least, outer, block_of(between[0], between[1], chunks) or 1)
 
 
 def in_segments(size: int, ranks: tuple[int, ...], blocks: Blocks, count: int) -> Segments | None:
@@ -134,24 +134,24 @@ def in_segments(size: int, ranks: tuple[int, ...], blocks: Blocks, count: int) -
         >>> in_segments(24, (2, 2), 1, 4)
         Segments(count=4, block=1, outer=2, outer_block=1)
     """
-    each = segments_of(blocks)
-    if each.count == count:
-        return each
+    segments = segments_of(blocks)
+    if segments.count == count:
+        return segments
     if not ranks:
         return Segments(count)
     inner, rest = divmod(size, count)
-    if each.count > 1 or rest or not inner:
+    if segments.count > 1 or rest or not inner:
         return None
     for outer in range(len(ranks), 0, -1):
-        chunks = chunk_sizes(size, ranks[:outer], each.block)
-        segments = tuple(chunk // inner for chunk in chunks)
+        chunks = chunk_sizes(size, ranks[:outer], segments.block)
+        counts = tuple(chunk // inner for chunk in chunks)
         if any(chunk % inner for chunk in chunks):
             continue
-        is_one = max(segments) == 1
+        is_one = max(counts) == 1
         if outer == len(ranks) or is_one:
-            block = each.block if outer < len(ranks) else 1
-            if found := block_of(count, ranks[:outer], segments):
-                return Segments(count, block, outer, found)
+            block = segments.block if outer < len(ranks) else 1
+            if outer_block := block_of(count, ranks[:outer], counts):
+                return Segments(count, block, outer, outer_block)
     return None
 
 
@@ -162,7 +162,7 @@ def along(size: int, blocks: Blocks, place: int) -> Blocks:
         >>> [along(24, Segments(4, 2, outer=1), place) for place in (0, 1)]
         [6, Segments(count=4, block=2, outer=0, outer_block=1)]
     """
-    each = segments_of(blocks)
-    if place < each.outer:
-        return each.outer_block * (size // each.count)
-    return blocks_of(each.count, each.block)
+    segments = segments_of(blocks)
+    if place < segments.outer:
+        return segments.outer_block * (size // segments.count)
+    return blocks_of(segments.count, segments.block)

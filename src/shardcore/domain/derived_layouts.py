@@ -21,7 +21,7 @@ def with_dims(layout: Layout, dims: Sequence[int]) -> Layout:
 
 def without_blocks(layout: Layout, dim: int) -> Layout:
     """Returns `layout` with `dim` in blocks of one element."""
-    blocks = [1 if each == dim else block for each, block in enumerate(layout.blocks)]
+    blocks = [1 if block_dim == dim else block for block_dim, block in enumerate(layout.blocks)]
     return Layout(layout.mesh, layout.spec, layout.partial, blocks)
 
 
@@ -54,14 +54,14 @@ def filled_by_first(layout: Layout, target: Layout, rank: int) -> tuple[Layout, 
         True
     """
     have, mesh = layout.placement, layout.mesh
-    kept = tuple(each for each in target.partial if have(each[0]) == Partial(each[1]))
-    found = Layout(target.mesh, target.spec, kept, target.blocks)
+    kept = tuple((axis, op) for axis, op in target.partial if have(axis) == Partial(op))
+    filled = Layout(target.mesh, target.spec, kept, target.blocks)
     others = (
         op
         for axis, op in target.partial
         if (axis, op) not in kept and mesh.place_along([axis], rank)
     )
-    return found, next((_NEUTRAL[op] for op in others if op in _NEUTRAL), None)
+    return filled, next((_NEUTRAL[op] for op in others if op in _NEUTRAL), None)
 
 
 @lru_cache(maxsize=4096)

@@ -24,7 +24,7 @@ class ShardcoreError(Exception):
     """The root of all errors of this package. Its message may be printed as it is."""
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*(printable(each) if isinstance(each, str) else each for each in args))
+        super().__init__(*(printable(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class MeshError(ShardcoreError, ValueError):

@@ -77,4 +77,4 @@ class Seen:
 
 def which_ended(ranks: Sequence[int]) -> str:
     """Returns the ranks that have ended, for a sentence about whom others wait for."""
-    return ", ".join(f"rank {each}, which has ended" for each in ranks)
+    return ", ".join(f"rank {rank}, which has ended" for rank in ranks)

@@ -21,7 +21,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 @frozen
-class _Found:
+class _Setting:
     """A value as it was given, and its source."""
 
     value: object
@@ -134,7 +134,7 @@ def resolve_job(
     if rank is None:
         if world_size != 1:
             raise _missing("the rank of this process", "process_id", PROCESS_ID, "RANK", size)
-        rank = _Found(0, "the only rank of 1 process")
+        rank = _Setting(0, "the only rank of 1 process")
     if not hosts:
         addresses, hosts = _torchrun_address(environ, size)
     assert addresses is not None
@@ -145,29 +145,31 @@ def resolve_job(
     return Job(_integer(rank), world_size, _integer(local_rank), address, port, source)
 
 
-def _find(name: str, argument: object, environ: Mapping[str, str], *names: str) -> _Found | None:
+def _find(name: str, argument: object, environ: Mapping[str, str], *names: str) -> _Setting | None:
     if argument is not None:
-        return _Found(argument, f"the argument {name}")
-    return next((_Found(environ[each], each) for each in names if environ.get(each)), None)
+        return _Setting(argument, f"the argument {name}")
+    return next(
+        (_Setting(environ[variable], variable) for variable in names if environ.get(variable)), None
+    )
 
 
-def _integer(found: _Found) -> int:
-    value = found.value
+def _integer(setting: _Setting) -> int:
+    value = setting.value
     if not isinstance(value, bool):
         with suppress(TypeError, ValueError):
             return int(value) if isinstance(value, str) else index(value)  # type: ignore[arg-type]
     raise EnvironmentProblem(
-        f"Expected an integer from {found.where}, got {value!r}. Correct {found.where}."
+        f"Expected an integer from {setting.where}, got {value!r}. Correct {setting.where}."
     )
 
 
-def _hosts(addresses: _Found) -> list[tuple[str, int]]:
+def _hosts(addresses: _Setting) -> list[tuple[str, int]]:
     if not isinstance(addresses.value, str):
         raise EnvironmentProblem(
             f"Expected one string from {addresses.where}, got {addresses.value!r}. "
             "Join the addresses with commas: 'host0:1234,host1:1234'."
         )
-    return [_host(each.strip(), addresses.where) for each in addresses.value.split(",")]
+    return [_host(address.strip(), addresses.where) for address in addresses.value.split(",")]
 
 
 def _host(address: str, where: str) -> tuple[str, int]:
@@ -182,11 +184,13 @@ def _host(address: str, where: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _counted(size: _Found | None, hosts: list[tuple[str, int]], addresses: _Found | None) -> _Found:
+def _counted(
+    size: _Setting | None, hosts: list[tuple[str, int]], addresses: _Setting | None
+) -> _Setting:
     """Returns the world size, given or counted; several addresses must be one per process."""
     if size is None:
         if len(hosts) > 1 and addresses is not None:
-            return _Found(len(hosts), f"the number of addresses in {addresses.where}")
+            return _Setting(len(hosts), f"the number of addresses in {addresses.where}")
         raise _missing("the number of processes", "num_processes", NUM_PROCESSES, "WORLD_SIZE")
     if len(hosts) > 1 and len(hosts) != _integer(size) and addresses is not None:
         raise EnvironmentProblem(
@@ -198,33 +202,35 @@ def _counted(size: _Found | None, hosts: list[tuple[str, int]], addresses: _Foun
 
 
 def _torchrun_address(
-    environ: Mapping[str, str], size: _Found
-) -> tuple[_Found, list[tuple[str, int]]]:
+    environ: Mapping[str, str], size: _Setting
+) -> tuple[_Setting, list[tuple[str, int]]]:
     host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
     if not host or not port:
         raise _missing(
             "the address of rank 0", "job_addresses", ADDRESSES, "MASTER_ADDR and MASTER_PORT", size
         )
-    found = _Found(host, "MASTER_ADDR and MASTER_PORT")
-    return found, [(host, _integer(_Found(port, "MASTER_PORT")))]
+    address = _Setting(host, "MASTER_ADDR and MASTER_PORT")
+    return address, [(host, _integer(_Setting(port, "MASTER_PORT")))]
 
 
 def _local_rank(
     rank: int, world_size: int, hosts: list[tuple[str, int]], environ: Mapping[str, str]
-) -> _Found:
+) -> _Setting:
     if environ.get("LOCAL_RANK"):
-        return _Found(environ["LOCAL_RANK"], "LOCAL_RANK")
+        return _Setting(environ["LOCAL_RANK"], "LOCAL_RANK")
     names = [host for host, _ in hosts]
     if len(names) == world_size:
         earlier = names[:rank].count(names[rank]) if 0 <= rank < world_size else 0
-        return _Found(earlier, "the earlier addresses with this host")
+        return _Setting(earlier, "the earlier addresses with this host")
     if names[0] in _LOOPBACK:
-        return _Found(rank, "the rank, as every process must be on the host of a loopback address")
-    return _Found(0, "the assumption of one process per host, as LOCAL_RANK is not set")
+        return _Setting(
+            rank, "the rank, as every process must be on the host of a loopback address"
+        )
+    return _Setting(0, "the assumption of one process per host, as LOCAL_RANK is not set")
 
 
 def _missing(
-    what: str, argument: str, keras_name: str, torchrun_name: str, size: _Found | None = None
+    what: str, argument: str, keras_name: str, torchrun_name: str, size: _Setting | None = None
 ) -> EnvironmentProblem:
     job = "a job of several processes" if size is None else f"a job of {size.value} processes"
     origin = "" if size is None else f" (from {size.where})"

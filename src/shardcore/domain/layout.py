@@ -123,7 +123,7 @@ class Layout:
             )
         by_axis = dict(zip(mesh.axis_names, placements, strict=True))
         spec, blocks = spec_of_placements(by_axis, ndim)
-        partial = {axis: each.op for axis, each in by_axis.items() if isinstance(each, Partial)}
+        partial = {axis: p.op for axis, p in by_axis.items() if isinstance(p, Partial)}
         return cls(mesh, spec, partial, blocks)
 
     @property
@@ -248,7 +248,7 @@ class Layout:
     @property
     def segments(self) -> tuple[int, ...]:
         """The number of segments of each tensor dim."""
-        return tuple(segments_of(each).count for each in self.blocks)
+        return tuple(segments_of(block).count for block in self.blocks)
 
     def local_shape(self, shape: Iterable[int], rank: int) -> tuple[int, ...]:
         """Returns the shape of the local shard of `rank`, of a tensor of global shape `shape`.

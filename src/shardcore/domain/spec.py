@@ -136,12 +136,12 @@ def blocks_without(
         >>> blocks_without((("data", "model"),), (Segments(4, outer=1),), "data")
         (Segments(count=4, block=1, outer=0, outer_block=1),)
     """
-    found: list[Blocks] = []
-    for entry, each in zip(spec, blocks, strict=True):
+    remaining: list[Blocks] = []
+    for entry, block in zip(spec, blocks, strict=True):
         stay = [axis not in axes for axis in entry_axes(entry)]
-        left: Blocks = each if any(stay) else 1
+        left: Blocks = block if any(stay) else 1
         if isinstance(left, Segments) and left.outer:
             outer = sum(stay[: left.outer])
             left = attrs.evolve(left, outer=outer, outer_block=left.outer_block if outer else 1)
-        found.append(left)
-    return tuple(found)
+        remaining.append(left)
+    return tuple(remaining)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import attrs
 
-from shardcore.domain.checkpoints.grid import Held
+from shardcore.domain.checkpoints.grid import HeldPart
 from shardcore.domain.checkpoints.index import Index, StoredVariable
 
 
@@ -97,7 +97,7 @@ class Reader(Protocol):
             CheckpointError: If one differs.
         """
 
-    def check(self, variable: StoredVariable, parts: Sequence[Held]) -> None:
+    def check(self, variable: StoredVariable, parts: Sequence[HeldPart]) -> None:
         """Compares what files say of a variable with the index.
 
         Raises:
@@ -107,7 +107,7 @@ class Reader(Protocol):
     def read(
         self,
         variable: StoredVariable,
-        parts: Sequence[Held],
+        parts: Sequence[HeldPart],
         shape: tuple[int, ...],
         target: memoryview,
     ) -> int:

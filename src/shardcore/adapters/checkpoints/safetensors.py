@@ -14,7 +14,7 @@ import attrs
 
 from shardcore.adapters.checkpoints import regular
 from shardcore.domain.checkpoints import bounds
-from shardcore.domain.checkpoints.grid import Box, runs
+from shardcore.domain.checkpoints.grid import Box, consecutive_runs
 from shardcore.domain.checkpoints.header import PREFIX, Entry, entries_of
 from shardcore.domain.checkpoints.index import DTYPES, StoredFile
 from shardcore.domain.errors import CheckpointError, name_file
@@ -88,7 +88,7 @@ class SafetensorsFile:
             The bytes that were read from the file, which are those of the part.
         """
         width, done = DTYPES[entry.dtype][1], 0
-        for source, to, count in runs(entry.shape, part, shape, place):
+        for source, to, count in consecutive_runs(entry.shape, part, shape, place):
             size = count * width
             to_bytes = target[to * width : to * width + size]
             self._read_at(entry.begin + source * width, to_bytes)

@@ -9,7 +9,7 @@ import attrs
 from shardcore.adapters.checkpoints import changes, folders, safetensors, writing
 from shardcore.adapters.checkpoints.lease import acquire
 from shardcore.adapters.checkpoints.safetensors import SafetensorsFile
-from shardcore.domain.checkpoints.grid import Box, Held
+from shardcore.domain.checkpoints.grid import Box, HeldPart
 from shardcore.domain.checkpoints.header import Entry
 from shardcore.domain.checkpoints.index import Index, StoredVariable
 from shardcore.ports.checkpoints import Reader
@@ -52,7 +52,7 @@ class FolderReader:
         for number in range(self.position, len(self.index.files), self.readers):
             self._file(number)
 
-    def check(self, variable: StoredVariable, parts: Sequence[Held]) -> None:
+    def check(self, variable: StoredVariable, parts: Sequence[HeldPart]) -> None:
         """Compares the headers of the files with the index."""
         for _ in self._copies(variable, parts):
             pass
@@ -60,7 +60,7 @@ class FolderReader:
     def read(
         self,
         variable: StoredVariable,
-        parts: Sequence[Held],
+        parts: Sequence[HeldPart],
         shape: tuple[int, ...],
         target: memoryview,
     ) -> int:
@@ -71,14 +71,14 @@ class FolderReader:
         )
 
     def _copies(
-        self, variable: StoredVariable, parts: Sequence[Held]
+        self, variable: StoredVariable, parts: Sequence[HeldPart]
     ) -> Iterator[tuple[SafetensorsFile, Entry, Box, Box]]:
         """Yields the pieces that have elements of `parts`: which of them, and where they go."""
         for part in parts:
             for number, common in variable.grid.overlaps(part.full):
                 file, box = self._file(variable.files[number]), variable.grid.box(number)
                 entry = file.entry(variable.key(box), variable.dtype, box.shape)
-                yield file, entry, common.within(box), part.place_of(common)
+                yield file, entry, common.within(box), part.local_box(common)
 
     def _file(self, number: int) -> SafetensorsFile:
         """Returns a file of pieces, with its checksum compared if that is this process's share."""

@@ -14,8 +14,8 @@ from shardcore.binding.checkpoints.saving import session_of, together
 from shardcore.binding.checkpoints.state import StateTensor
 from shardcore.binding.context import rank_consistency
 from shardcore.binding.context.session import Session, Sessions
-from shardcore.domain.checkpoints.contents import Loaded, Matched, match
-from shardcore.domain.checkpoints.grid import Held, held
+from shardcore.domain.checkpoints.contents import Loaded, VariableMatch, match
+from shardcore.domain.checkpoints.grid import HeldPart, held_parts
 from shardcore.domain.checkpoints.index import Index, StoredVariable
 from shardcore.domain.errors import CheckpointError
 from shardcore.ports.checkpoints import CheckpointStore, Reader
@@ -154,8 +154,8 @@ def _make_missing(model: keras.Model, index: Index) -> None:
         keras_private.make_global_seed()
 
 
-def _parts(tensor: StateTensor, position: int) -> list[Held]:
-    return held(tensor.layout, tensor.shape, position)
+def _parts(tensor: StateTensor, position: int) -> list[HeldPart]:
+    return held_parts(tensor.layout, tensor.shape, position)
 
 
 def _arrays(index: Index) -> list[tuple[StoredVariable, torch.Tensor]]:
@@ -167,7 +167,9 @@ def _arrays(index: Index) -> list[tuple[StoredVariable, torch.Tensor]]:
     ]
 
 
-def _read(reader: Reader, stored: StoredVariable, tensor: StateTensor, parts: list[Held]) -> int:
+def _read(
+    reader: Reader, stored: StoredVariable, tensor: StateTensor, parts: list[HeldPart]
+) -> int:
     """Reads the local shard of a tensor, and returns the bytes that were read."""
     values = torch.empty(tensor.local.shape, dtype=tensor.local.dtype)
     count = reader.read(stored, parts, tuple(values.shape), state.bytes_of(values))
@@ -176,7 +178,7 @@ def _read(reader: Reader, stored: StoredVariable, tensor: StateTensor, parts: li
     return count
 
 
-def _report(checkpoint: Path, index: Index, matched: Matched, count: int) -> Loaded:
+def _report(checkpoint: Path, index: Index, matched: VariableMatch, count: int) -> Loaded:
     return Loaded(
         path=str(checkpoint),
         step=index.step,

@@ -13,7 +13,7 @@ from shardcore.binding.context import rank_consistency
 from shardcore.binding.context.collective_errors import raise_on_all_ranks
 from shardcore.binding.context.session import Session, Sessions
 from shardcore.binding.variables import adoption
-from shardcore.domain.checkpoints.division import divide, pieces
+from shardcore.domain.checkpoints.division import divide, pieces_of_rank
 from shardcore.domain.checkpoints.index import Index
 from shardcore.domain.errors import StrategyError
 from shardcore.ports.checkpoints import CheckpointStore, Commit, Lease, PendingSave
@@ -98,7 +98,7 @@ def begin(
         leases.append(lease.use())
     try:
         folder = _folder(directory, step, rank, leases, session, sessions, store)
-        mine = pieces(zip(variables, (each.layout for each in tensors), strict=True), rank)
+        mine = pieces_of_rank(zip(variables, (each.layout for each in tensors), strict=True), rank)
         named = {each.name: each for each in tensors}
         commit = Commit(index, mesh.size, keep, leases[0]) if rank == 0 else None
         pending = store.write(folder, rank, list(state.contents(named, mine)), commit)

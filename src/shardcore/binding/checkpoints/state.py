@@ -13,8 +13,8 @@ from shardcore.binding.context import rank_consistency
 from shardcore.binding.context.session import Session, stored_layout
 from shardcore.binding.keras_private.variables import tensor_of
 from shardcore.binding.torch_modules import wrapper
-from shardcore.domain.checkpoints.contents import Wanted
-from shardcore.domain.checkpoints.division import Piece, ToStore
+from shardcore.domain.checkpoints.contents import VariableToLoad
+from shardcore.domain.checkpoints.division import Piece, VariableToStore
 from shardcore.domain.errors import CheckpointError
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
@@ -51,13 +51,15 @@ class StateTensor:
         """The name of its dtype."""
         return str(self.local.dtype).removeprefix("torch.")
 
-    def to_store(self) -> ToStore:
+    def to_store(self) -> VariableToStore:
         """Returns what the division of the writing needs of it."""
-        return ToStore(self.name, self.path, self.group, self.shape, self.dtype, self.layout)
+        return VariableToStore(
+            self.name, self.path, self.group, self.shape, self.dtype, self.layout
+        )
 
-    def wanted(self) -> Wanted:
+    def wanted(self) -> VariableToLoad:
         """Returns what the match with a checkpoint needs of it."""
-        return Wanted(self.name, self.path, self.group, self.shape, self.dtype)
+        return VariableToLoad(self.name, self.path, self.group, self.shape, self.dtype)
 
 
 def tensors_of(model: keras.Model, session: Session | None) -> list[StateTensor]:

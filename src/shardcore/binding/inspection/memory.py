@@ -9,7 +9,7 @@ from keras import Model
 from shardcore.binding.checkpoints.state import StateTensor
 from shardcore.binding.context.session import Session, Sessions
 from shardcore.binding.inspection.without_values import build_model, run_step
-from shardcore.domain.checkpoints.division import divide, pieces
+from shardcore.domain.checkpoints.division import divide, pieces_of_rank
 from shardcore.domain.steps.memory import highest
 from shardcore.ports.measurement.memory import MemoryTracer
 from shardcore.reporting.memory import MemoryReport
@@ -49,6 +49,6 @@ def _copied(state: Sequence[StateTensor], session: Session) -> int:
     """Returns the bytes that the first rank copies to write its part of a sharded checkpoint."""
     variables = divide(each.to_store() for each in state)
     layouts = (each.layout for each in state)
-    mine = pieces(zip(variables, layouts, strict=True), session.world.position)
+    mine = pieces_of_rank(zip(variables, layouts, strict=True), session.world.position)
     sizes = {each.name: each.local.element_size() for each in state}
     return sum(math.prod(each.local.shape) * sizes[each.variable] for each in mine)

@@ -22,14 +22,14 @@ NAME: Final = 4096  # characters
 NESTING: Final = 64
 
 
-def parsed(text: bytes, most: int) -> object:
+def parse_json(text: bytes, most: int) -> object:
     """Returns the value of a JSON text of at most `most` bytes.
 
     Raises:
         CheckpointError: If it has more bytes or values, or is no JSON.
 
     Example:
-        >>> parsed(b'{"shape": [2]}', 100)
+        >>> parse_json(b'{"shape": [2]}', 100)
         {'shape': [2]}
     """
     if len(text) > most:
@@ -75,11 +75,11 @@ def are_numbers(content: object) -> bool:
     )
 
 
-def repeated(names: list[str]) -> str | None:
+def first_repeated(names: list[str]) -> str | None:
     """Returns the first name that is there twice, None if none is.
 
     Example:
-        >>> repeated(["a", "b", "b", "a"])
+        >>> first_repeated(["a", "b", "b", "a"])
         'b'
     """
     seen: set[str] = set()

@@ -13,7 +13,7 @@ _SHOWN = 8  # lines of an error
 
 
 @attrs.frozen
-class Wanted:
+class VariableToLoad:
     """A variable of the model that is to be loaded."""
 
     name: str
@@ -52,7 +52,7 @@ class Loaded:
 
 
 @attrs.frozen
-class Matched:
+class VariableMatch:
     """The variables that can be loaded, and the problems of the others.
 
     Args:
@@ -73,7 +73,7 @@ class Matched:
         Raises:
             CheckpointError: With a line for each of them, up to eight.
         """
-        lines = [*self.problems, *(f"{each} is not in the model" for each in self.unused)]
+        lines = [*self.problems, *(f"{variable} is not in the model" for variable in self.unused)]
         if lines:
             further = [f"... and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
             raise CheckpointError(
@@ -90,8 +90,8 @@ class Matched:
 
 
 def match(
-    wanted: Iterable[Wanted], stored: Iterable[StoredVariable], optional: Collection[str]
-) -> Matched:
+    wanted: Iterable[VariableToLoad], stored: Iterable[StoredVariable], optional: Collection[str]
+) -> VariableMatch:
     """Returns which stored variable each wanted one gets, by name, path, shape and dtype.
 
     Variables of a group in `optional` may be missing, in the checkpoint or in the model.
@@ -101,38 +101,40 @@ def match(
         >>> from shardcore.domain.checkpoints.grid import Grid
         >>> grid = Grid((2,), ((0,),))
         >>> kernel = StoredVariable("vars/0", "a/kernel", "model", "float32", "", grid, (0,))
-        >>> wanted = Wanted("vars/0", "a_1/kernel", "model", (3,), "float32")
+        >>> wanted = VariableToLoad("vars/0", "a_1/kernel", "model", (3,), "float32")
         >>> match([wanted], [kernel], ()).problems
         ("'vars/0' (a_1/kernel) has shape (3,) in the model, (2,) in the checkpoint",)
     """
-    left = {each.name: each for each in stored}
+    left = {variable.name: variable for variable in stored}
     pairs, problems = {}, []
-    for each in wanted:
-        found = left.pop(each.name, None)
-        if found is None and each.group in optional:
+    for variable in wanted:
+        candidate = left.pop(variable.name, None)
+        if candidate is None and variable.group in optional:
             continue
-        problem = "is not in the checkpoint" if found is None else _difference(each, found)
+        problem = (
+            "is not in the checkpoint" if candidate is None else _difference(variable, candidate)
+        )
         if problem:
-            problems.append(f"{each.name!r} ({each.path}) {problem}")
-        elif found is not None:
-            pairs[each.name] = found
-    return Matched(
+            problems.append(f"{variable.name!r} ({variable.path}) {problem}")
+        elif candidate is not None:
+            pairs[variable.name] = candidate
+    return VariableMatch(
         pairs,
         tuple(problems),
-        tuple(str(each) for each in left.values() if each.group not in optional),
-        tuple(str(each) for each in left.values() if each.group in optional),
+        tuple(str(variable) for variable in left.values() if variable.group not in optional),
+        tuple(str(variable) for variable in left.values() if variable.group in optional),
     )
 
 
-def _difference(wanted: Wanted, found: StoredVariable) -> str:
+def _difference(wanted: VariableToLoad, stored: StoredVariable) -> str:
     for what, own, other in (
-        ("shape", wanted.shape, found.shape),
-        ("dtype", wanted.dtype, found.dtype),
+        ("shape", wanted.shape, stored.shape),
+        ("dtype", wanted.dtype, stored.dtype),
     ):
         if own != other:
             return f"has {what} {own} in the model, {other} in the checkpoint"
-    if found.path and _unnumbered(found.path) != _unnumbered(wanted.path):
-        return f"is {found.path!r} in the checkpoint"
+    if stored.path and _unnumbered(stored.path) != _unnumbered(wanted.path):
+        return f"is {stored.path!r} in the checkpoint"
     return ""
 
 

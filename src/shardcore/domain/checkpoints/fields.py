@@ -39,5 +39,7 @@ def check_texts(texts: Iterable[object]) -> None:
 
 def names_in(content: object) -> list[str]:
     """Returns the names in a list of the index, as far as they are texts."""
-    fields = [each for each in content if isinstance(each, dict)] if type(content) is list else []
-    return [each["name"] for each in fields if isinstance(each.get("name"), str)]
+    fields = (
+        [field for field in content if isinstance(field, dict)] if type(content) is list else []
+    )
+    return [field["name"] for field in fields if isinstance(field.get("name"), str)]

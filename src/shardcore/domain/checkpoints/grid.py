@@ -48,17 +48,17 @@ class Box:
 
 
 @attrs.frozen
-class Held:
+class HeldPart:
     """A part of a tensor that a rank holds, in the full tensor and in its local shard."""
 
     full: Box
     local: Box
 
-    def place_of(self, part: Box) -> Box:
+    def local_box(self, part: Box) -> Box:
         """Returns where a part of the full tensor, which it contains, is in the local shard.
 
         Example:
-            >>> Held(Box((4,), (4,)), Box((0,), (4,))).place_of(Box((5,), (2,)))
+            >>> HeldPart(Box((4,), (4,)), Box((0,), (4,))).local_box(Box((5,), (2,)))
             Box(start=(1,), shape=(2,))
         """
         begin = part.within(self.full).start
@@ -111,7 +111,7 @@ class Grid:
         """
         sizes = tuple(shape)
         cuts = (
-            sorted({0, *(each.start for held in _chunks(layout, dim, size) for each in held)})
+            sorted({0, *(span.start for ranges in _chunks(layout, dim, size) for span in ranges)})
             for dim, size in enumerate(sizes)
         )
         return cls(sizes, tuple(map(tuple, cuts)))
@@ -135,55 +135,55 @@ class Grid:
             for cuts, start, size in zip(self.cuts, wanted.start, wanted.shape, strict=True)
         )
         for numbers in product(*ranges):
-            yield self.number(numbers), _common(self._box(numbers), wanted)
+            yield self.number(numbers), _intersection(self._box(numbers), wanted)
 
-    def number(self, places: Iterable[int]) -> int:
-        """Returns the number of the piece at `places` along each dim, in the order of `boxes`."""
+    def number(self, numbers: Iterable[int]) -> int:
+        """Returns the number of the piece at `numbers` along each dim, in the order of `boxes`."""
         number = 0
-        for place, count in zip(places, self.counts, strict=True):
-            number = number * count + place
+        for along_dim, count in zip(numbers, self.counts, strict=True):
+            number = number * count + along_dim
         return number
 
     def box(self, number: int) -> Box:
         """Returns the piece of that number, in the order of `boxes`."""
-        places = []
+        numbers = []
         for count in reversed(self.counts):
-            number, place = divmod(number, count)
-            places.append(place)
-        return self._box(tuple(reversed(places)))
+            number, along_dim = divmod(number, count)
+            numbers.append(along_dim)
+        return self._box(tuple(reversed(numbers)))
 
-    def _box(self, places: tuple[int, ...]) -> Box:
-        start = tuple(cuts[n] for cuts, n in zip(self.cuts, places, strict=True))
+    def _box(self, numbers: tuple[int, ...]) -> Box:
+        start = tuple(cuts[n] for cuts, n in zip(self.cuts, numbers, strict=True))
         ends = (
             cuts[n + 1] if n + 1 < len(cuts) else size
-            for cuts, n, size in zip(self.cuts, places, self.shape, strict=True)
+            for cuts, n, size in zip(self.cuts, numbers, self.shape, strict=True)
         )
         return Box(start, tuple(end - at for end, at in zip(ends, start, strict=True)))
 
 
-def held(layout: Layout, shape: Iterable[int], rank: int) -> list[Held]:
+def held_parts(layout: Layout, shape: Iterable[int], rank: int) -> list[HeldPart]:
     """Returns the parts of a tensor that `rank` holds; of a dim in segments, one of each.
 
     Example:
         >>> from shardcore.domain.mesh import Mesh
         >>> layout = Layout(Mesh((2,), ("model",)), ("model",))
-        >>> [part.full for part in held(layout, (5,), rank=1)]
+        >>> [part.full for part in held_parts(layout, (5,), rank=1)]
         [Box(start=(3,), shape=(2,))]
     """
-    return _held(layout, [_chunks(layout, dim, size) for dim, size in enumerate(shape)], rank)
+    return _held_parts(layout, [_chunks(layout, dim, size) for dim, size in enumerate(shape)], rank)
 
 
-def _held(layout: Layout, chunks: Sequence[tuple[Ranges, ...]], rank: int) -> list[Held]:
+def _held_parts(layout: Layout, chunks: Sequence[tuple[Ranges, ...]], rank: int) -> list[HeldPart]:
     """Returns the parts that `rank` holds, of the chunks of each dim."""
     dims = []
     for dim, of_dim in enumerate(chunks):
-        ranges = of_dim[_place(layout, dim, rank)]
+        ranges = of_dim[_chunk_number(layout, dim, rank)]
         begins = accumulate(map(len, ranges), initial=0)
-        dims.append([(each, at) for each, at in zip(ranges, begins, strict=False) if each])
+        dims.append([(span, at) for span, at in zip(ranges, begins, strict=False) if span])
     return [
-        Held(
-            Box(tuple(each.start for each, _ in parts), tuple(len(each) for each, _ in parts)),
-            Box(tuple(at for _, at in parts), tuple(len(each) for each, _ in parts)),
+        HeldPart(
+            Box(tuple(span.start for span, _ in parts), tuple(len(span) for span, _ in parts)),
+            Box(tuple(at for _, at in parts), tuple(len(span) for span, _ in parts)),
         )
         for parts in product(*dims)
     ]
@@ -192,16 +192,16 @@ def _held(layout: Layout, chunks: Sequence[tuple[Ranges, ...]], rank: int) -> li
 def holders(layout: Layout, grid: Grid) -> list[list[int]]:
     """Returns, for each piece of the layout's grid, the ranks that hold it, in ascending order."""
     chunks = [_chunks(layout, dim, size) for dim, size in enumerate(grid.shape)]  # of all ranks
-    found: list[list[int]] = [[] for _ in grid.boxes()]
+    ranks_by_piece: list[list[int]] = [[] for _ in grid.boxes()]
     for rank in range(layout.mesh.size):
-        for part in _held(layout, chunks, rank):
+        for part in _held_parts(layout, chunks, rank):
             for number, _ in grid.overlaps(part.full):
-                found[number].append(rank)
-    return found
+                ranks_by_piece[number].append(rank)
+    return ranks_by_piece
 
 
-def runs(
-    shape: tuple[int, ...], part: Box, target: tuple[int, ...], place: Box
+def consecutive_runs(
+    shape: tuple[int, ...], part: Box, target: tuple[int, ...], target_part: Box
 ) -> Iterator[tuple[int, int, int]]:
     """Yields the copies of consecutive elements that bring a part of one array to another.
 
@@ -211,15 +211,15 @@ def runs(
         shape: The shape of the source.
         part: The part of it.
         target: The shape of the target.
-        place: Where the part goes.
+        target_part: Where the part goes.
 
     Yields:
         Of each copy the offset in the source, that in the target, and the number of elements.
 
     Example:
-        >>> list(runs((4, 6), Box((1, 2), (2, 3)), (2, 3), Box((0, 0), (2, 3))))
+        >>> list(consecutive_runs((4, 6), Box((1, 2), (2, 3)), (2, 3), Box((0, 0), (2, 3))))
         [(8, 0, 3), (14, 3, 3)]
-        >>> list(runs((4, 6), Box((1, 0), (2, 6)), (2, 6), Box((0, 0), (2, 6))))
+        >>> list(consecutive_runs((4, 6), Box((1, 0), (2, 6)), (2, 6), Box((0, 0), (2, 6))))
         [(6, 0, 12)]
     """
     if not part.elements:
@@ -229,7 +229,7 @@ def runs(
         inner -= 1
     outer = max(inner - 1, 0)
     count = math.prod(part.shape[outer:])
-    sources, targets = _offsets(shape, part, outer), _offsets(target, place, outer)
+    sources, targets = _offsets(shape, part, outer), _offsets(target, target_part, outer)
     for source, to in zip(sources, targets, strict=True):
         yield source, to, count
 
@@ -248,16 +248,16 @@ def _chunks(layout: Layout, dim: int, size: int) -> tuple[Ranges, ...]:
             f"A checkpoint stores shards and full tensors, but layout {layout} is partial: "
             "redistribute the tensor to Replicate() or Shard(dim) before saving."
         )
-    return tuple(tuple(each for each in ranges if each) for ranges in ranges_of(layout, dim, size))
+    return tuple(tuple(span for span in ranges if span) for ranges in ranges_of(layout, dim, size))
 
 
-def _place(layout: Layout, dim: int, rank: int) -> int:
+def _chunk_number(layout: Layout, dim: int, rank: int) -> int:
     """Returns the number of the chunk of `dim` that `rank` holds."""
     at = dict(zip(layout.mesh.axis_names, layout.mesh.coordinate(rank), strict=True))
-    place = 0
+    number = 0
     for axis in layout.dim_axes(dim):
-        place = place * layout.mesh.axis_size(axis) + at[axis]
-    return place
+        number = number * layout.mesh.axis_size(axis) + at[axis]
+    return number
 
 
 def _ascend(begins: tuple[int, ...], size: int) -> bool:
@@ -266,7 +266,7 @@ def _ascend(begins: tuple[int, ...], size: int) -> bool:
     return begins[:1] == (0,) and all(map(int.__lt__, begins, ends))
 
 
-def _common(one: Box, other: Box) -> Box:
+def _intersection(one: Box, other: Box) -> Box:
     start = tuple(map(max, one.start, other.start))
     ends = (
         min(a + n, b + m)

@@ -64,12 +64,12 @@ def entries_of(header: bytes, size: int) -> dict[str, Entry]:
         >>> entries_of(header[8:], len(header) + 2)
         {'a': Entry(dtype='int8', shape=(2,), begin=64)}
     """
-    found = bounds.parsed(header, bounds.HEADER_BYTES)
-    if not isinstance(found, dict):
+    content = bounds.parse_json(header, bounds.HEADER_BYTES)
+    if not isinstance(content, dict):
         raise CheckpointError("its header is no dict")
-    found.pop("__metadata__", None)
+    content.pop("__metadata__", None)
     at = PREFIX + len(header)
-    entries = {key: _entry(each, at) for key, each in found.items()}
+    entries = {key: _entry(fields, at) for key, fields in content.items()}
     for entry in sorted(entries.values(), key=lambda entry: (entry.begin, entry.nbytes)):
         if entry.begin != at:
             raise CheckpointError(f"a tensor begins at byte {entry.begin}, not {at}")

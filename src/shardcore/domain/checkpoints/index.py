@@ -14,7 +14,7 @@ import attrs
 
 from shardcore.domain.checkpoints import bounds
 from shardcore.domain.checkpoints.fields import REMEDY, check_texts, fields_of, names_in, numbers_of
-from shardcore.domain.checkpoints.grid import Box, Grid, Held
+from shardcore.domain.checkpoints.grid import Box, Grid, HeldPart
 from shardcore.domain.errors import CheckpointError
 
 FORMAT = 1
@@ -119,10 +119,10 @@ class StoredVariable:
         return math.prod(self.shape) * DTYPES[self.dtype][1]
 
     @property
-    def as_one_part(self) -> list[Held]:
+    def as_one_part(self) -> list[HeldPart]:
         """The full variable, as the one part that is wanted."""
         box = Box((0,) * len(self.shape), self.shape)
-        return [Held(box, box)]
+        return [HeldPart(box, box)]
 
     def __str__(self) -> str:
         return f"{self.name!r} ({self.path})" if self.path else repr(self.name)
@@ -167,19 +167,19 @@ class Index:
     def __attrs_post_init__(self) -> None:
         if self.step < 0:
             raise CheckpointError(f"Expected a step of at least 0, got {self.step}.")
-        _refuse_twice("variable", [each.name for each in self.variables])
-        _refuse_twice("file", [each.name for each in self.files])
+        _refuse_twice("variable", [variable.name for variable in self.variables])
+        _refuse_twice("file", [file.name for file in self.files])
 
     @property
     def nbytes(self) -> int:
         """The bytes of all variables."""
-        return sum(each.nbytes for each in self.variables)
+        return sum(variable.nbytes for variable in self.variables)
 
     def to_text(self) -> str:
         """Returns the index as JSON: its checksum, and its content."""
         content = {name: getattr(self, name) for name in ("step", "mesh", "versions", "state")}
-        content["variables"] = [_flat(each) for each in self.variables]
-        content["files"] = [attrs.asdict(each) for each in self.files]
+        content["variables"] = [_flat(variable) for variable in self.variables]
+        content["files"] = [attrs.asdict(file) for file in self.files]
         return json.dumps(
             {"shardcore_checkpoint": FORMAT, "sha256": _digest(content), "content": content},
             indent=1,
@@ -198,11 +198,11 @@ def index_from(text: bytes) -> Index:
         True
     """
     try:
-        found = bounds.parsed(text, bounds.INDEX_BYTES)
+        document = bounds.parse_json(text, bounds.INDEX_BYTES)
     except CheckpointError as error:
         raise CheckpointError(f"The index cannot be read: {error}; {REMEDY}.") from None
     kinds = {"shardcore_checkpoint": int, "sha256": str, "content": dict}
-    fields = fields_of(found, kinds)
+    fields = fields_of(document, kinds)
     number = fields["shardcore_checkpoint"]
     if number != FORMAT:
         said = number if abs(number) < bounds.NUMBER else "another"
@@ -231,11 +231,11 @@ def _index(content: object) -> Index:
         raise CheckpointError(f"The state in the index is nested too deep: {REMEDY}.")
     fields["variables"] = tuple(map(_variable, fields["variables"]))
     kinds = {"name": str, "size": int, "sha256": str}
-    fields["files"] = tuple(StoredFile(**fields_of(each, kinds)) for each in fields["files"])
+    fields["files"] = tuple(StoredFile(**fields_of(file, kinds)) for file in fields["files"])
     index = Index(**fields)
-    for each in index.variables:
-        if min(each.files) < 0 or max(each.files) >= len(index.files):
-            raise CheckpointError(f"Variable {each} is in a file that the index has not.")
+    for variable in index.variables:
+        if min(variable.files) < 0 or max(variable.files) >= len(index.files):
+            raise CheckpointError(f"Variable {variable} is in a file that the index has not.")
     if index.nbytes > sum(file.size for file in index.files):
         raise CheckpointError(f"The variables have more bytes than the files: {REMEDY}.")
     return index
@@ -260,7 +260,7 @@ def _variable(content: object) -> StoredVariable:
     if len(fields["shape"]) > bounds.DIMS:
         raise CheckpointError(f"Variable {name!r} has more than {bounds.DIMS} dims: {REMEDY}.")
     shape, files = numbers_of(fields.pop("shape"), name), numbers_of(fields.pop("files"), name)
-    cuts = tuple(numbers_of(each, name) for each in fields.pop("cuts"))
+    cuts = tuple(numbers_of(dim_cuts, name) for dim_cuts in fields.pop("cuts"))
     try:
         return StoredVariable(**fields, grid=Grid(shape, cuts), files=files)
     except CheckpointError as error:
@@ -268,7 +268,7 @@ def _variable(content: object) -> StoredVariable:
 
 
 def _refuse_twice(what: str, names: list[str]) -> None:
-    twice = bounds.repeated(names)
+    twice = bounds.first_repeated(names)
     if twice is not None:
         raise CheckpointError(f"The index has {what} {twice[:200]!r} twice: {REMEDY}.")
 

@@ -25,15 +25,15 @@ def advise(moved: Sequence[Facts], layers: Sequence[ExplainedLayer]) -> tuple[Av
     A large weight that is all-gathered for use is left out, since its sharding saves memory. So is
     the reduction of a partial sum, which every sharded kernel needs.
     """
-    found: list[Avoidable] = []
+    avoidable: list[Avoidable] = []
     ruled: set[str] = set()  # one change at a time: a changed rule changes later collectives
     for facts in moved:
         if facts.kind in _GATHERS and not facts.reduced and facts.phase in _PHASES:
             advised = _advice(facts, layers)
             if advised is not None and ruled.isdisjoint(advised.rules):
-                found.append(advised)
+                avoidable.append(advised)
                 ruled.update(advised.rules)
-    return (*found, *_small_variables(moved, layers))
+    return (*avoidable, *_small_variables(moved, layers))
 
 
 def _advice(facts: Facts, layers: Sequence[ExplainedLayer]) -> Avoidable | None:
@@ -60,15 +60,15 @@ def _small_variables(
 ) -> Iterator[Avoidable]:
     """Yields advice for small sharded variables, whose all-gathers cost more than shards save."""
     small = {v.path: v for layer in layers for v in layer.variables if v.bytes < SMALL}
-    found: dict[tuple[str, ...], dict[str, Facts]] = {}
+    by_axes: dict[tuple[str, ...], dict[str, Facts]] = {}
     for facts in moved:
         if facts.kind in _GATHERS and facts.variable in small:
-            found.setdefault(facts.axes, {}).setdefault(str(facts.variable), facts)
-    for axes, gathered in found.items():
+            by_axes.setdefault(facts.axes, {}).setdefault(str(facts.variable), facts)
+    for axes, gathered in by_axes.items():
         first, *others = gathered
         named = first if not others else f"{first} and {len(others)} more small variables"
         more = sum(
-            small[path].bytes * (1 - 1 / len(each.processes)) for path, each in gathered.items()
+            small[path].bytes * (1 - 1 / len(gather.processes)) for path, gather in gathered.items()
         )
         yield Avoidable(
             gathered[first].collective(),
@@ -81,26 +81,28 @@ def _small_variables(
 
 def _by_rows(facts: Facts, layers: Sequence[ExplainedLayer]) -> Avoidable | None:
     """Returns the advice to shard a kernel by rows, so that its input stays sharded by features."""
-    layer = next((each for each in layers if each.path == facts.layer), None)
+    layer = next((layer for layer in layers if layer.path == facts.layer), None)
     size = _features(facts)
     if layer is None or size is None:
         return None
-    kernels = (each for each in layer.variables if len(each.shape) > 1)
-    kernel = next((each for each in kernels if each.shape[-2] == size), None)
+    kernels = (variable for variable in layer.variables if len(variable.shape) > 1)
+    kernel = next((kernel for kernel in kernels if kernel.shape[-2] == size), None)
     axis = facts.axes[0]
     if kernel is None or len(layer.shape or ()) < 2 or axis in entry_axes(kernel.spec[-2]):
         return None
     with_axis = dim_spec((*entry_axes(kernel.spec[-2]), axis))
     rows = (*kernel.spec[:-2], with_axis, *without_axes(kernel.spec[-1:], axis))
     others = [
-        each for each in layer.variables if each is not kernel and _has(each.spec, axis)
+        variable
+        for variable in layer.variables
+        if variable is not kernel and _has(variable.spec, axis)
     ]  # the output is replicated then
     placed = "sharded by its last dim" if axis in entry_axes(kernel.spec[-1]) else "replicated"
     return Avoidable(
         facts.collective(),
         f"layer {layer.path}: {kernel.name} is {placed}, so its input, sharded over {axis!r}, "
         "is all-gathered",
-        {kernel.path: rows, **{each.path: without_axes(each.spec, axis) for each in others}},
+        {kernel.path: rows, **{other.path: without_axes(other.spec, axis) for other in others}},
         "the kernel takes its input as it is sharded; its output, a partial sum, is reduced",
     )
 
@@ -111,13 +113,13 @@ def _replicated_producer(facts: Facts, layers: Sequence[ExplainedLayer]) -> Avoi
     paths = [layer.path for layer in layers]
     upto = paths.index(facts.layer) if facts.layer in paths else len(layers)
     for layer in reversed(layers[:upto]):
-        sharded = [each for each in layer.variables if _has(each.spec, axis)]
+        sharded = [variable for variable in layer.variables if _has(variable.spec, axis)]
         if sharded and layer.spec is not None and _has(layer.spec, axis):
             return Avoidable(
                 facts.collective(),
                 f"{facts.layer or 'the loss'} needs the full output of {layer.path}, sharded over "
                 f"{axis!r}",
-                {each.path: without_axes(each.spec, axis) for each in sharded},
+                {variable.path: without_axes(variable.spec, axis) for variable in sharded},
                 f"each rank of {axis!r} computes all of {layer.path}, and nothing is all-gathered",
             )
     return None
@@ -126,7 +128,9 @@ def _replicated_producer(facts: Facts, layers: Sequence[ExplainedLayer]) -> Avoi
 def _gathers_tokens(facts: Facts) -> bool:
     """Returns whether a dim between batch and features is all-gathered: the sequence."""
     inner = range(1, len(facts.shape or ()) - 1)
-    return any(isinstance(each, Shard) and each.dim in inner for each in facts.before())
+    return any(
+        isinstance(placement, Shard) and placement.dim in inner for placement in facts.before()
+    )
 
 
 def _features(facts: Facts) -> int | None:

@@ -131,23 +131,23 @@ class Explained:
     @property
     def calls(self) -> "Counter[str]":
         """The number of collectives, by kind."""
-        return self._sum(lambda each: 1)
+        return self._sum(lambda collective: 1)
 
     @property
     def operand_bytes(self) -> "Counter[str]":
         """The bytes of this rank's operands, by kind."""
-        return self._sum(lambda each: each.operand_bytes)
+        return self._sum(lambda collective: collective.operand_bytes)
 
     def _sum(self, value: Callable[[Collective], int]) -> "Counter[str]":
         total: Counter[str] = Counter()
-        for each in self.collectives:
-            total[each.kind] += each.times * value(each)
+        for collective in self.collectives:
+            total[collective.kind] += collective.times * value(collective)
         return total
 
     def remedies(self, collective: Collective) -> tuple[Avoidable, ...]:
         """Returns the other rules that would avoid `collective`."""
         once = attrs.evolve(collective, times=1)
-        return tuple(each for each in self.avoidable if each.collective == once)
+        return tuple(advice for advice in self.avoidable if advice.collective == once)
 
 
 def axes_of(mesh: Mesh, processes: Iterable[int], group: Collection[int]) -> tuple[str, ...]:
@@ -175,7 +175,7 @@ def axes_of(mesh: Mesh, processes: Iterable[int], group: Collection[int]) -> tup
 def counted(collectives: Iterable[Collective]) -> tuple[Collective, ...]:
     """Returns equal collectives as one, with their number, in the order of the first."""
     times: dict[Collective, int] = {}
-    for each in collectives:
-        once = attrs.evolve(each, times=1)
-        times[once] = times.get(once, 0) + each.times
-    return tuple(attrs.evolve(each, times=count) for each, count in times.items())
+    for collective in collectives:
+        once = attrs.evolve(collective, times=1)
+        times[once] = times.get(once, 0) + collective.times
+    return tuple(attrs.evolve(collective, times=count) for collective, count in times.items())

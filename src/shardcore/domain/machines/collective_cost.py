@@ -61,7 +61,7 @@ class Link:
 
     def times(self, count: int) -> "Link":
         """Returns a link with the bandwidth of `count` such links."""
-        bandwidths = {kind: count * each for kind, each in self.bandwidths.items()}
+        bandwidths = {kind: count * bandwidth for kind, bandwidth in self.bandwidths.items()}
         return Link(self.latency, count * self.bandwidth, bandwidths)
 
 
@@ -72,12 +72,12 @@ def slowest(links: Iterable[Link]) -> Link:
         >>> slowest([Link(1.0, 10.0), Link(2.0, 30.0, {"all_gather": 5.0})])
         Link(latency=2.0, bandwidth=10.0, bandwidths={'all_gather': 5.0})
     """
-    found = list(links)
-    kinds = {kind for each in found for kind in each.bandwidths}
+    all_links = list(links)
+    kinds = {kind for link in all_links for kind in link.bandwidths}
     return Link(
-        max(each.latency for each in found),
-        min(each.bandwidth for each in found),
-        {kind: min(each.bandwidth_of(kind) for each in found) for kind in sorted(kinds)},
+        max(link.latency for link in all_links),
+        min(link.bandwidth for link in all_links),
+        {kind: min(link.bandwidth_of(kind) for link in all_links) for kind in sorted(kinds)},
     )
 
 
@@ -165,7 +165,7 @@ def links_of(
             f"links= names the axes {unknown}, but the mesh has {list(groups)}: give "
             "links={axis: shardcore.Link(latency=seconds, bandwidth=bytes_a_second)}."
         )
-    return tuple((axis, given.get(axis, _by_hosts(each, hosts))) for axis, each in groups.items())
+    return tuple((axis, given.get(axis, _by_hosts(group, hosts))) for axis, group in groups.items())
 
 
 def _by_hosts(groups: tuple[tuple[int, ...], ...], hosts: tuple[str, ...]) -> Link:

@@ -17,10 +17,10 @@ def ranks_by_host(hosts: Sequence[str]) -> dict[str, list[int]]:
         >>> ranks_by_host(("a", "a", "b"))
         {'a': [0, 1], 'b': [2]}
     """
-    found: dict[str, list[int]] = {}
+    ranks: dict[str, list[int]] = {}
     for rank, host in enumerate(hosts):
-        found.setdefault(host, []).append(rank)
-    return found
+        ranks.setdefault(host, []).append(rank)
+    return ranks
 
 
 def crossing(mesh: Mesh, axis: str, processes: Sequence[int], hosts: Sequence[str]) -> str:
@@ -39,8 +39,8 @@ def crossing(mesh: Mesh, axis: str, processes: Sequence[int], hosts: Sequence[st
         "Mesh axis 'model' crosses hosts: its ranks 0, 2 are on a, b."
     """
     for positions in mesh.axis_groups(axis):
-        group = [processes[each] for each in positions]
-        names = list(dict.fromkeys(hosts[each] for each in group))
+        group = [processes[position] for position in positions]
+        names = list(dict.fromkeys(hosts[process] for process in group))
         if len(names) > 1:
             sent = bytes_sent("all_reduce", len(group), _EXAMPLE_BYTES)
             between, within = (link.seconds(sent) * 1e3 for link in (BETWEEN_HOSTS, WITHIN_A_HOST))

@@ -146,8 +146,8 @@ def machine_of(data: object) -> Machine:
             f"{{...}}}}, got {speeds!r}. 'shardcore measure FILE' writes an example."
         )
     made: dict[str, Speed] = {
-        str(dtype): Speed(**_fields(Speed, each, f"The speed for {dtype!r}"))
-        for dtype, each in speeds.items()
+        str(dtype): Speed(**_fields(Speed, speed, f"The speed for {dtype!r}"))
+        for dtype, speed in speeds.items()
     }
     links: dict[str, Any] = {
         name: _link(fields[name], f"The link {name!r}")
@@ -169,9 +169,9 @@ def _fields(kind: type[Any], data: object, what: str) -> dict[str, Any]:
     if not isinstance(data, Mapping):
         raise MachineError(
             f"{what} is given by its fields, got {data!r}: write a table with the fields "
-            f"{', '.join(each.name for each in attrs.fields(kind))}."
+            f"{', '.join(field.name for field in attrs.fields(kind))}."
         )
-    known = {each.name: each.default is attrs.NOTHING for each in attrs.fields(kind)}
+    known = {field.name: field.default is attrs.NOTHING for field in attrs.fields(kind)}
     missing = [name for name, needed in known.items() if needed and name not in data]
     unknown = [name for name in data if name not in known]
     if missing or unknown:

@@ -62,7 +62,7 @@ def spellings(path: str) -> tuple[str, ...]:
     others = [torch for keras, torch in KERAS_TO_TORCH.items() if keras == last]
     if not others and "/" not in path:
         others = [keras for keras, torch in KERAS_TO_TORCH.items() if torch == last]
-    names = [path[:cut] + each for each in (last, *others)]
+    names = [path[:cut] + other for other in (last, *others)]
     return tuple(dict.fromkeys([path, *map(slashed, names), *map(dotted, names)]))
 
 

@@ -91,19 +91,19 @@ def _meant(text: str, paths: Iterable[str]) -> str | None:
         key = PathKey(text)
     except RuleError:  # such as inline flags, which must come first
         return None
-    found = [path for path in paths if key.fullmatches(spellings(path))]
-    if not found:
+    matches = [path for path in paths if key.fullmatches(spellings(path))]
+    if not matches:
         return None
-    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    return f"did you mean {text!r}? It matches {found[0]!r}{more}"
+    more = f" and {len(matches) - 1} more" if len(matches) > 1 else ""
+    return f"did you mean {text!r}? It matches {matches[0]!r}{more}"
 
 
 def _misspelt(key: PathKey, paths: Collection[str]) -> str | None:
     """Returns a hint for a key with a word that is almost a word of a path."""
     known = dict.fromkeys(word for path in paths for word in _WORD.findall(path))
-    for found in _WORD.finditer(key.text):
-        for near in difflib.get_close_matches(found[0], known):
-            meant = _meant(key.text[: found.start()] + near + key.text[found.end() :], paths)
+    for match in _WORD.finditer(key.text):
+        for near in difflib.get_close_matches(match[0], known):
+            meant = _meant(key.text[: match.start()] + near + key.text[match.end() :], paths)
             if meant:
                 return meant
     return None

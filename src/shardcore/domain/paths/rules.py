@@ -67,10 +67,10 @@ class PathRules(Mapping[str, T]):
 
     @_exact.default
     def _by_exact_name(self) -> Mapping[str, Sequence[str]]:
-        found: dict[str, list[str]] = {}
+        keys: dict[str, list[str]] = {}
         for key in self._keys.values():
-            found.setdefault(key.exact_name, []).append(key.text)
-        return found
+            keys.setdefault(key.exact_name, []).append(key.text)
+        return keys
 
     @_patterns.default
     def _only_patterns(self) -> Sequence[PathKey]:
@@ -103,15 +103,15 @@ class PathRules(Mapping[str, T]):
         Raises:
             RuleError: If several rules match one of the paths.
         """
-        found = {path: self.match(path) for path in paths}
-        matched = {path: match.key for path, match in found.items() if match}
+        matches = {path: self.match(path) for path in paths}
+        matched = {path: match.key for path, match in matches.items() if match}
         used = set(matched.values())
         unused = [key for key in self._keys.values() if key.text not in used]
-        hints = {key.text: hint(key, found, matched) for key in unused}
+        hints = {key.text: hint(key, matches, matched) for key in unused}
         return RulesReport(
             matched=matched,
             unused_rules=tuple(key.text for key in unused),
-            unmatched_paths=tuple(path for path, match in found.items() if match is None),
+            unmatched_paths=tuple(path for path, match in matches.items() if match is None),
             hints={key: text for key, text in hints.items() if text},
         )
 

@@ -79,8 +79,8 @@ class Exchange:
 
     def _common(self, owner: int, place: int) -> Parts:
         if (owner, place) not in self._parts:
-            found = _common(self.held[owner], self.wanted[place])
-            self._parts[owner, place] = tuple(sorted(found, key=lambda each: each[0]))
+            parts = _common(self.held[owner], self.wanted[place])
+            self._parts[owner, place] = tuple(sorted(parts, key=lambda part: part[0]))
         return self._parts[owner, place]
 
 
@@ -101,13 +101,13 @@ def _common(held: Ranges, wanted: Ranges) -> Iterator[tuple[int, slice]]:
 def _merged(slices: Iterable[slice]) -> Iterator[slice]:
     """Yields the slices, as one where one begins at the end of another."""
     before = slice(0, 0)
-    for each in slices:
-        if each.start == before.stop:
-            before = slice(before.start, each.stop)
+    for piece in slices:
+        if piece.start == before.stop:
+            before = slice(before.start, piece.stop)
             continue
         if before.stop > before.start:
             yield before
-        before = each
+        before = piece
     if before.stop > before.start:
         yield before
 
@@ -115,8 +115,10 @@ def _merged(slices: Iterable[slice]) -> Iterator[slice]:
 def _in_order(ranges: Ranges) -> list[tuple[int, range]]:
     """Returns the ranges that have elements, by their elements, each with its position."""
     starts = accumulate(map(len, ranges[:-1]), initial=0)
-    found = ((start, each) for start, each in zip(starts, ranges, strict=False) if each)
-    return sorted(found, key=lambda each: each[1].start)
+    with_starts = (
+        (start, elements) for start, elements in zip(starts, ranges, strict=False) if elements
+    )
+    return sorted(with_starts, key=lambda pair: pair[1].start)
 
 
 @attrs.frozen
@@ -147,7 +149,7 @@ class Strided:
         """
         if not slices:
             return None
-        sizes = {each.stop - each.start for each in slices}
+        sizes = {piece.stop - piece.start for piece in slices}
         steps = {after.start - before.start for before, after in pairwise(slices)} or sizes
         size, step = min(sizes), min(steps)
         if len(sizes) > 1 or len(steps) > 1 or step < size:

@@ -43,11 +43,11 @@ def without_segments(
             blocks.append(layout.blocks[dim])
             continue
         axes = layout.dim_axes(dim)
-        found = in_segments(size, layout.ranks(dim), layout.blocks[dim], count)
-        assert found is not None, "a dim has these segments"
+        segments = in_segments(size, layout.ranks(dim), layout.blocks[dim], count)
+        assert segments is not None, "a dim has these segments"
         sizes += [count, size // count]
-        spec += [dim_spec(axes[: found.outer]), dim_spec(axes[found.outer :])]
-        blocks += [found.outer_block, found.block if found.outer < len(axes) else 1]
+        spec += [dim_spec(axes[: segments.outer]), dim_spec(axes[segments.outer :])]
+        blocks += [segments.outer_block, segments.block if segments.outer < len(axes) else 1]
     return tuple(sizes), Layout(layout.mesh, tuple(spec), layout.partial, tuple(blocks))
 
 
@@ -82,22 +82,22 @@ def sharded_dims(
         >>> sharded_dims(layout, (8,), (4, 2))
         ((0, Segments(count=1, block=1, outer=0, outer_block=1)),)
     """
-    found, before = [], 1
+    sharded, before = [], 1
     ends = sorted(set(accumulate(target, mul)))
     for dim, size in enumerate(shape):
         ranks, blocks = layout.ranks(dim), layout.blocks[dim]
-        each = segments_of(blocks)
-        if each.count == 1 and sum(count > 1 for count in ranks) > 1:
+        segments = segments_of(blocks)
+        if segments.count == 1 and sum(count > 1 for count in ranks) > 1:
             for end in ends:
                 count, rest = divmod(end, before)
                 other = None if rest or count in (0, 1) else in_segments(size, ranks, blocks, count)
                 if other is not None and other.outer < len(ranks):
-                    each = other
+                    segments = other
                     break
         if prod(ranks) > 1:
-            found.append((dim, each))
+            sharded.append((dim, segments))
         before *= size
-    return tuple(found)
+    return tuple(sharded)
 
 
 def ranges_of(layout: Layout, dim: int, size: int) -> tuple[Ranges, ...]:

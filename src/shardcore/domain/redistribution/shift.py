@@ -39,8 +39,8 @@ class Shift:
         axes = layout.dim_axes(dim)
         if len(axes) != 1 or layout.mesh.axis_size(axes[0]) == 1 or layout.segments[dim] > 1:
             return None
-        found = without_blocks(layout, dim)
-        chunks = [each for (each,) in ranges_of(found, dim, size)]
+        plain = without_blocks(layout, dim)
+        chunks = [chunk for (chunk,) in ranges_of(plain, dim, size)]
         if not all(chunks):
             return None
         wanted, pads = [], []
@@ -51,4 +51,4 @@ class Shift:
             wanted.append((inside,))
             pads.append((before, len(chunk) - before - len(inside)))
         exchange = Exchange(axes[0], dim, ranges_of(layout, dim, length), tuple(wanted))
-        return cls(exchange, size, tuple(pads), found)
+        return cls(exchange, size, tuple(pads), plain)

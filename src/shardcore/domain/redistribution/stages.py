@@ -42,7 +42,7 @@ def stages(
     """
     counts = tuple(map(max, source.segments, target.segments))
     layouts = [source, target]
-    if not all(has_segments(each, shape, counts) for each in layouts):
+    if not all(has_segments(layout, shape, counts) for layout in layouts):
         exchange = _between_segments(source, target, shape)
         if exchange is not None:
             return (Stage(shape, source, (exchange,)),)
@@ -50,13 +50,13 @@ def stages(
         differ = [dim for dim, (before, after) in enumerate(pairs) if before != after]
         axes = [axis for dim in differ for axis in source.dim_axes(dim)]
         layouts = [source, source.without(*axes), target]
-    found = []
+    stage_list = []
     for before, after in pairwise(layouts):
         common = tuple(map(max, before.segments, after.segments))
         sizes, first = without_segments(before, shape, common)
         _, second = without_segments(after, shape, common)
-        found.append(Stage(sizes, first, plan(first, second, sizes, itemsize, costs)))
-    return tuple(found)
+        stage_list.append(Stage(sizes, first, plan(first, second, sizes, itemsize, costs)))
+    return tuple(stage_list)
 
 
 def _between_segments(source: Layout, target: Layout, shape: tuple[int, ...]) -> Exchange | None:
@@ -70,5 +70,5 @@ def _between_segments(source: Layout, target: Layout, shape: tuple[int, ...]) ->
         return None
     (dim,) = differ
     (axis,) = source.dim_axes(dim)
-    held, wanted = (ranges_of(each, dim, shape[dim]) for each in (source, target))
+    held, wanted = (ranges_of(layout, dim, shape[dim]) for layout in (source, target))
     return Exchange(axis, dim, held, wanted)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from shardcore.domain.checkpoints.contents import Wanted, match
+from shardcore.domain.checkpoints.contents import VariableToLoad, match
 from shardcore.domain.checkpoints.grid import Grid
 from shardcore.domain.checkpoints.index import Index, StoredFile, StoredVariable, index_from
 from shardcore.domain.checkpoints.index import _digest as digest
@@ -88,7 +88,7 @@ def test_a_state_that_is_no_json_is_refused():
 
 
 def wanted(name="layers/dense/vars/0", path="net/dense/kernel", shape=(4, 6), group="model"):
-    return Wanted(name, path, group, shape, "float32")
+    return VariableToLoad(name, path, group, shape, "float32")
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,9 @@ def _weights(path: Path, stack: ExitStack) -> Source:
 def _parts(path: Path) -> list[str]:
     """Returns the names of the files in the weight map of a .weights.json."""
     try:
-        content: Any = bounds.parsed(regular.read(path, bounds.HEADER_BYTES), bounds.HEADER_BYTES)
+        content: Any = bounds.parse_json(
+            regular.read(path, bounds.HEADER_BYTES), bounds.HEADER_BYTES
+        )
         found = content["weight_map"].values()
         names = {name for each in found for name in ([each] if isinstance(each, str) else each)}
         if all(isinstance(name, str) and Path(name).name == name for name in names):
@@ -213,7 +215,7 @@ def group_of(name: str) -> str:
 
 
 def _refuse_twice(names: list[str], path: Path) -> None:
-    twice = bounds.repeated(names)
+    twice = bounds.first_repeated(names)
     if twice is not None:
         raise CheckpointError(
             f"Expected each variable once in {str(path)!r}, but {twice!r} is there twice: remove "
