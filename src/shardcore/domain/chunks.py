@@ -27,11 +27,11 @@ def chunk_sizes(size: int, ranks: tuple[int, ...], block: int) -> tuple[int, ...
 
 
 def chunk_at(
-    size: int, ranks: tuple[int, ...], block: int, place: tuple[int, ...]
+    size: int, ranks: tuple[int, ...], block: int, coordinate: tuple[int, ...]
 ) -> tuple[int, int]:
     """Returns the start and the size of one chunk of a dim, without the other chunks.
 
-    `place` has the coordinate of its rank along each axis that shards the dim. The start of an
+    `coordinate` has the coordinate of its rank along each axis that shards the dim. The start of an
     empty chunk is the end of the dim.
 
     Example:
@@ -39,7 +39,7 @@ def chunk_at(
         ((4, 2), (5, 0))
     """
     start, here = 0, size
-    for count, at in zip(ranks, place, strict=True):
+    for count, at in zip(ranks, coordinate, strict=True):
         full = -(-here // (block * count)) * block
         start, here = start + full * at, max(min(full, here - full * at), 0)
     return (start, here) if here else (size, 0)
@@ -155,14 +155,16 @@ def in_segments(size: int, ranks: tuple[int, ...], blocks: Blocks, count: int) -
     return None
 
 
-def along(size: int, blocks: Blocks, place: int) -> Blocks:
-    """Returns the blocks of a dim that only the axis at `place`, of those that shard it, shards.
+def blocks_along(size: int, blocks: Blocks, position: int) -> Blocks:
+    """Returns the blocks of a dim as one of the axes that shard it would shard it alone.
+
+    The axis is at `position` among them.
 
     Example:
-        >>> [along(24, Segments(4, 2, outer=1), place) for place in (0, 1)]
+        >>> [blocks_along(24, Segments(4, 2, outer=1), position) for position in (0, 1)]
         [6, Segments(count=4, block=2, outer=0, outer_block=1)]
     """
     segments = segments_of(blocks)
-    if place < segments.outer:
+    if position < segments.outer:
         return segments.outer_block * (size // segments.count)
     return blocks_of(segments.count, segments.block)

@@ -35,14 +35,18 @@ _NEUTRAL = {"sum": 0, "product": 1}
 
 
 def filled_by_first(layout: Layout, target: Layout, rank: int) -> tuple[Layout, int | None]:
-    """Returns what `rank` has of a tensor in `layout` that becomes partial, as `target` says.
+    """Returns the layout in which a tensor that becomes partial has its values on the first ranks.
 
-    The first rank of each axis that becomes partial has the values, and the others have neutral
-    ones.
+    The first rank of each newly partial axis holds the values, and the others hold neutral ones:
+    0 in a sum, 1 in a product.
+
+    Args:
+        layout: The layout of the tensor before.
+        target: The layout after, which may be partial along more axes.
+        rank: The rank that asks.
 
     Returns:
-        `target` without the reductions that `layout` does not have, in which the first rank has the
-        values; and the neutral value, if `rank` has this.
+        `target` without the new reductions; and the neutral value if `rank` holds it, else None.
 
     Example:
         >>> from shardcore.domain.mesh import Mesh
@@ -59,7 +63,7 @@ def filled_by_first(layout: Layout, target: Layout, rank: int) -> tuple[Layout, 
     others = (
         op
         for axis, op in target.partial
-        if (axis, op) not in kept and mesh.place_along([axis], rank)
+        if (axis, op) not in kept and mesh.position_along([axis], rank)
     )
     return filled, next((_NEUTRAL[op] for op in others if op in _NEUTRAL), None)
 
@@ -79,7 +83,7 @@ def reduced_by_ranks(layout: Layout, dim: int, op: ReduceOp) -> Layout:
     return with_pending(layout.without(*axes), pending)
 
 
-def beside(layout: Layout, shape: tuple[int, ...], other: tuple[int, ...]) -> Layout:
+def broadcast_layout(layout: Layout, shape: tuple[int, ...], other: tuple[int, ...]) -> Layout:
     """Returns the layout, reduced, of a tensor of shape `other` that is broadcast to `shape`.
 
     Each rank has the elements that meet those of its shard of a tensor in `layout`.
@@ -87,8 +91,8 @@ def beside(layout: Layout, shape: tuple[int, ...], other: tuple[int, ...]) -> La
     Example:
         >>> from shardcore.domain.mesh import Mesh
         >>> layout = Layout(Mesh((2, 2), ("data", "model")), ("data", "model"))
-        >>> str(beside(layout, (4, 6), (6,))), str(beside(layout, (4, 6), (4, 1)))
-        ("('model',)", "('data', None)")
+        >>> [str(broadcast_layout(layout, (4, 6), shape)) for shape in ((6,), (4, 1))]
+        ["('model',)", "('data', None)"]
     """
     new = len(shape) - len(other)
     last = with_dims(layout.reduced, range(new, len(shape)))
@@ -101,13 +105,13 @@ def beside(layout: Layout, shape: tuple[int, ...], other: tuple[int, ...]) -> La
     return last.without(*once)
 
 
-def newly_sharded(repeats: Sequence[int], layout: Layout, target: Layout) -> tuple[int, ...]:
-    """Returns those of `repeats` that `target` shards by axes which shard other dims in `layout`.
+def newly_sharded_dims(repeats: Sequence[int], layout: Layout, target: Layout) -> tuple[int, ...]:
+    """Returns the dims of `repeats` that `target` shards by axes that shard others in `layout`.
 
     Example:
         >>> from shardcore.domain.mesh import Mesh
         >>> mesh = Mesh((2,), ("data",))
-        >>> newly_sharded([1], Layout(mesh, ("data", None)), Layout(mesh, (None, "data")))
+        >>> newly_sharded_dims([1], Layout(mesh, ("data", None)), Layout(mesh, (None, "data")))
         (1,)
     """
     if layout.partial or target.partial:

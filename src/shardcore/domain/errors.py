@@ -1,6 +1,6 @@
 """Every error that shardcore raises on purpose, under one root."""
 
-_KEPT = "\n\t"
+_ALLOWED = "\n\t"
 _REPLACEMENT = "\ufffd"
 
 
@@ -17,7 +17,9 @@ def printable(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(char if char in _KEPT or char.isprintable() else _REPLACEMENT for char in text)
+    return "".join(
+        char if char in _ALLOWED or char.isprintable() else _REPLACEMENT for char in text
+    )
 
 
 class ShardcoreError(Exception):

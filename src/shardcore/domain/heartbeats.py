@@ -21,7 +21,7 @@ class Heartbeat:
 
 
 @attrs.frozen
-class Seen:
+class Observation:
     """The heartbeats of other ranks at two moments, a few seconds apart.
 
     Args:
@@ -31,7 +31,7 @@ class Seen:
 
     Example:
         >>> waits, works = Heartbeat(3, True, "fit.py:8"), Heartbeat(4, False, "fit.py:9")
-        >>> Seen({0: waits, 1: waits}, {0: attrs.evolve(waits, number=7), 1: works}).late()
+        >>> Observation({0: waits, 1: waits}, {0: attrs.evolve(waits, number=7), 1: works}).late()
         'rank 1, which computes (fit.py:9)'
     """
 
@@ -49,7 +49,7 @@ class Seen:
     def late(self) -> str:
         """Returns the ranks for which the others wait, and where they are."""
         if self.ended:
-            return which_ended(self.ended)
+            return name_ended_ranks(self.ended)
         late = [rank for rank in self.after if self._is_late(rank)]
         if late:
             return "; ".join(f"rank {rank}, {self._where(rank)}" for rank in late)
@@ -75,6 +75,6 @@ class Seen:
         return f"which computes ({beat.line})"
 
 
-def which_ended(ranks: Sequence[int]) -> str:
+def name_ended_ranks(ranks: Sequence[int]) -> str:
     """Returns the ranks that have ended, for a sentence about whom others wait for."""
     return ", ".join(f"rank {rank}, which has ended" for rank in ranks)

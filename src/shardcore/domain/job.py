@@ -67,8 +67,8 @@ class Job:
         self._require("master_address", "a host name or IP address", bool(self.master_address))
         self._require("master_port", "from 1 to 65535", 1 <= self.master_port <= 65535)
 
-    def _require(self, name: str, expected: str, met: bool) -> None:
-        if not met:
+    def _require(self, name: str, expected: str, holds: bool) -> None:
+        if not holds:
             where = self.source.get(name, f"the argument {name}")
             raise EnvironmentProblem(
                 f"Expected {name} to be {expected} in a job of {self.world_size} processes, "
@@ -127,7 +127,7 @@ def resolve_job(
     if addresses is None and size is None and rank is None:
         return None
     hosts = [] if addresses is None else _hosts(addresses)
-    size = _counted(size, hosts, addresses)
+    size = _world_size(size, hosts, addresses)
     world_size = _integer(size)
     if world_size == 1 and not hosts and not environ.get("MASTER_ADDR"):
         return None
@@ -184,7 +184,7 @@ def _host(address: str, where: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _counted(
+def _world_size(
     size: _Setting | None, hosts: list[tuple[str, int]], addresses: _Setting | None
 ) -> _Setting:
     """Returns the world size, given or counted; several addresses must be one per process."""

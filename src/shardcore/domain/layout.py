@@ -285,11 +285,11 @@ class Layout:
         at = dict(zip(self.mesh.axis_names, self.mesh.coordinate(rank), strict=True))
         held = []
         for dim, size in enumerate(shape):
-            place = tuple(at[axis] for axis in self.dim_axes(dim))
+            coordinate = tuple(at[axis] for axis in self.dim_axes(dim))
             segments, elements = levels(size, self.ranks(dim), self.blocks[dim])
             outer = len(segments[1])
-            _, several = chunk_at(*segments, place[:outer])
-            start, here = chunk_at(*elements, place[outer:])
+            _, several = chunk_at(*segments, coordinate[:outer])
+            start, here = chunk_at(*elements, coordinate[outer:])
             held.append((start, several * here))
         return tuple(held)
 

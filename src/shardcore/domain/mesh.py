@@ -121,23 +121,23 @@ class Mesh:
         """
         return math.prod(map(self.axis_size, axes))
 
-    def place_along(self, axes: Iterable[str], rank: int) -> int:
-        """Returns the place of `rank` among the ranks along `axes`, the first of them the major.
+    def position_along(self, axes: Iterable[str], rank: int) -> int:
+        """Returns the position of `rank` among the ranks along `axes`, the first of them the major.
 
         Example:
-            >>> Mesh((2, 3), ("replica", "shard")).place_along(("replica", "shard"), 4)
+            >>> Mesh((2, 3), ("replica", "shard")).position_along(("replica", "shard"), 4)
             4
         """
-        place, coordinate = 0, self.coordinate(rank)
+        position, coordinate = 0, self.coordinate(rank)
         for axis in axes:
-            place = place * self.axis_size(axis) + coordinate[self.axis_index(axis)]
-        return place
+            position = position * self.axis_size(axis) + coordinate[self.axis_index(axis)]
+        return position
 
     def axis_group(self, axis: str, rank: int) -> tuple[int, ...]:
         """Returns the ranks that differ from `rank` only along `axis`, and itself, in order."""
         step = math.prod(self.shape[self.axis_index(axis) + 1 :])
         first = rank - self.coordinate(rank)[self.axis_index(axis)] * step
-        return tuple(first + step * place for place in range(self.axis_size(axis)))
+        return tuple(first + step * position for position in range(self.axis_size(axis)))
 
     def axis_groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
         """Returns all the groups along `axis`, ordered by their first rank."""

@@ -28,9 +28,9 @@ class Segments:
     Args:
         count: The number of segments, 2 or more.
         block: The elements of a block. A segment is sharded between blocks only.
-        outer: The number of axes, the first ones that shard the dim, among whose ranks the segments
-            are distributed. The other axes shard within each segment.
-        outer_block: The segments that stay together.
+        outer: The first `outer` axes that shard the dim distribute the segments among their ranks.
+            The other axes shard inside each segment (ADR 50).
+        outer_block: The number of consecutive segments that stay on one rank.
     """
 
     count: int

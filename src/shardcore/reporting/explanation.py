@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shardcore.domain.errors import StrategyError
-from shardcore.domain.explanation.advice import said
+from shardcore.domain.explanation.advice import rules_as_code
 from shardcore.domain.explanation.collectives import Collective, Explained
 from shardcore.reporting.picture.step import html, svg
 from shardcore.reporting.plan import PlanReport
@@ -69,7 +69,7 @@ class Explanation(Explained, Shown):
     def advice(self) -> tuple[str, ...]:
         """Returns one line for each avoidable collective."""
         return tuple(
-            f"Avoidable: {each.problem}. Instead: {said(each.rules)}. Then {each.effect}."
+            f"Avoidable: {each.problem}. Instead: {rules_as_code(each.rules)}. Then {each.effect}."
             for each in self.avoidable
         )
 

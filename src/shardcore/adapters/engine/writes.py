@@ -16,7 +16,7 @@ from shardcore.adapters.engine.moves.redistribution import full, in_layout, loca
 from shardcore.adapters.engine.tensor import Copied, Memory, ShardedTensor, is_dense
 from shardcore.adapters.torch_private import is_view, tree_leaves, tree_map_only, written_operands
 from shardcore.adapters.torch_private.operators import Operator
-from shardcore.domain.derived_layouts import beside
+from shardcore.domain.derived_layouts import broadcast_layout
 from shardcore.domain.errors import StrategyError
 from shardcore.domain.rules.rule import fits
 
@@ -120,7 +120,7 @@ def shard_beside(value: torch.Tensor, target: ShardedTensor) -> torch.Tensor:
     if not fits(tuple(value.shape), target.form.shape):
         _refuse_shapes(value, target)
     engine = target.engine
-    wanted = beside(target.form.layout, target.form.shape, tuple(value.shape))
+    wanted = broadcast_layout(target.form.layout, target.form.shape, tuple(value.shape))
     sharded = engine.adopt(value)
     if sharded is None:
         return local_shard(value, wanted, engine)

@@ -17,7 +17,7 @@ from shardcore.adapters.failure.place import Here
 from shardcore.adapters.job import exchange, process_group
 from shardcore.adapters.job.signed_store import SignedStore
 from shardcore.domain.errors import RankMismatchError, ShardcoreError
-from shardcore.domain.heartbeats import Heartbeat, Seen, which_ended
+from shardcore.domain.heartbeats import Heartbeat, Observation, name_ended_ranks
 from shardcore.reporting.errors import user_line_in
 
 # A rank without a heartbeat for so many seconds does not answer; a busy machine may delay one.
@@ -40,7 +40,7 @@ def send(store: SignedStore, number: int, here: Here) -> None:
 
 def look(
     store: SignedStore, ranks: Sequence[int], is_enough: Callable[[], bool] = lambda: False
-) -> Seen:
+) -> Observation:
     """Looks at the heartbeats of ranks for a few seconds, less if no more is to be seen."""
     between = min(_SILENT_SECONDS, _LOOK_SECONDS * max(1.0, len(ranks) / 100))
     before = _last(store, ranks)
@@ -56,10 +56,10 @@ def look(
         time.sleep(between)
         if not is_enough():  # then the store may be gone
             after = _last(store, ranks)
-    return Seen(before, after, ended)
+    return Observation(before, after, ended)
 
 
-def look_in_time(connect: Callable[[], SignedStore], ranks: Sequence[int]) -> Seen | None:
+def look_in_time(connect: Callable[[], SignedStore], ranks: Sequence[int]) -> Observation | None:
     """Looks likewise; returns None if the store that `connect` returns does not answer."""
     return within(_STORE_SECONDS, lambda: look(connect(), ranks))
 
@@ -119,7 +119,7 @@ def unmatched(
         return ""
     if "gloo" not in text or process_group.is_simulated():
         return ""
-    where = which_ended(ended)
+    where = name_ended_ranks(ended)
     if not where and not is_enough() and any(each in text for each in _IN_VAIN):
         seen = within(
             _STORE_SECONDS, lambda: look(exchange.store_for_thread(), others(), is_enough)

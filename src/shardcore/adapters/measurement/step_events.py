@@ -12,7 +12,7 @@ import torch
 from shardcore.adapters import torch_private
 from shardcore.adapters.measurement import step_work
 from shardcore.adapters.measurement.memory import StepMemory
-from shardcore.domain.explanation.reasons import Facts
+from shardcore.domain.explanation.reasons import CollectiveFacts
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.steps.events import (
     TICK,
@@ -48,7 +48,9 @@ class StepEvents(StepMemory):
     # The first node of each call of a block, and the first after it.
     _turns: list[tuple[int, str]] = attrs.field(factory=list, init=False)
     _open: str = attrs.field(default="", init=False)  # the block that is called
-    _pending: Facts | None = attrs.field(default=None, init=False)  # of the collective that starts
+    _pending: CollectiveFacts | None = attrs.field(
+        default=None, init=False
+    )  # of the collective that starts
     _in_pass: bool = attrs.field(default=False, init=False)
     _updates: bool = attrs.field(default=False, init=False)
     _end_of_pass: int = attrs.field(default=0, init=False)
@@ -85,7 +87,7 @@ class StepEvents(StepMemory):
         if number is not None:
             self._blocks[number] = block
 
-    def start(self, facts: Facts) -> None:
+    def start(self, facts: CollectiveFacts) -> None:
         """Notes a collective, before it is started."""
         self._time += 1
         self._pending = facts
@@ -129,7 +131,9 @@ class StepEvents(StepMemory):
             if work.bytes:
                 self._operators[work, place, shares] += 1
 
-    def _note_started(self, facts: Facts, operands: object, owners: set[str], first: int) -> None:
+    def _note_started(
+        self, facts: CollectiveFacts, operands: object, owners: set[str], first: int
+    ) -> None:
         """Notes the collective, whose results are the allocations from the number `first` on."""
         self._pending = None
         tensors = step_work.tensors_in(operands)

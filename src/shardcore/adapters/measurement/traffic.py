@@ -11,7 +11,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from shardcore.adapters import fallback, torch_private
-from shardcore.domain.explanation.reasons import Facts
+from shardcore.domain.explanation.reasons import CollectiveFacts
 from shardcore.ports.measurement.trace_context import (
     layer_scope,
     redistribution_scope,
@@ -66,7 +66,7 @@ class StepTracer:
 
     def __init__(
         self,
-        listen: Callable[[Facts], None],
+        listen: Callable[[CollectiveFacts], None],
         variables: Mapping[str, torch.Tensor],
         *,
         values: bool = True,
@@ -99,7 +99,7 @@ class StepTracer:
     def _saw(self, started: torch_private.Started) -> None:
         move, running = redistribution_scope.now(), self._running
         self._listen(
-            Facts(
+            CollectiveFacts(
                 "send" if move is not None and move.to_next else started.name,
                 "backward" if torch_private.backward_pass() >= 0 else "forward",
                 processes=started.processes,

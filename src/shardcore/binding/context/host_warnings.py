@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from shardcore.domain.machines.hosts import crossing
+from shardcore.domain.machines.hosts import crossing_warning
 from shardcore.ports.world import World
 from shardcore.reporting.logs import log_of
 
@@ -22,7 +22,7 @@ def warn_of_hosts(
         given: The warnings that were given, to which this adds.
     """
     for axis in world.mesh.axis_names if hosts else ():
-        warning = crossing(world.mesh, axis, world.processes, hosts)
+        warning = crossing_warning(world.mesh, axis, world.processes, hosts)
         if warning and axis not in batch_axes and warning not in given:
             given.add(warning)
             logger.warning(warning)

@@ -124,7 +124,7 @@ def meet_changed(step: str, where: str, session: Session | None) -> None:
 def _compare_rows(facts: Facts, session: Session) -> None:
     """Raises if processes at the same place of the batch axes have different rows."""
     axes = named_axes(session.batch_axes)
-    place = session.mesh.place_along(session.batch_axes, session.world.position)
+    place = session.mesh.position_along(session.batch_axes, session.world.position)
     first: dict[int, tuple[int, Facts]] = {}
     for process, (at, rows) in enumerate(session.processes.gather((place, facts))):
         other, expected = first.setdefault(at, (process, rows))

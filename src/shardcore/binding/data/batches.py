@@ -166,7 +166,7 @@ def _row_counts(given: tuple[_Rows, ...], session: Session) -> tuple[int, ...]:
     axes = named_axes(session.batch_axes)
     counts: dict[int, int] = {}
     for process, rows in enumerate(given):
-        at = session.mesh.place_along(session.batch_axes, rows.position)
+        at = session.mesh.position_along(session.batch_axes, rows.position)
         if counts.setdefault(at, rows.shape[0]) != rows.shape[0]:
             raise RankMismatchError(
                 f"Process {process} gave {rows.shape[0]} rows, another at the same place {at} of "

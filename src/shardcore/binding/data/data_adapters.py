@@ -178,7 +178,7 @@ def _distributed_sampler(adapter: keras_private.DataAdapter) -> DistributedSampl
 def _check_sampler(sampler: DistributedSampler[object], session: Session) -> None:
     """Refuses a sampler that shards rows otherwise than the batch axis."""
     places = session.mesh.size_along(session.batch_axes)
-    place = session.mesh.place_along(session.batch_axes, session.world.position)
+    place = session.mesh.position_along(session.batch_axes, session.world.position)
     if (sampler.num_replicas, sampler.rank) != (places, place):
         raise RankMismatchError(
             f"Rank {session.processes.rank} is at place {place} of {places} of "

@@ -18,7 +18,7 @@ from shardcore.binding.torch_modules import wrapper
 from shardcore.binding.variables import adoption
 from shardcore.domain.errors import StrategyError
 from shardcore.domain.explanation.advice import advise
-from shardcore.domain.explanation.collectives import counted
+from shardcore.domain.explanation.collectives import merge_equal
 from shardcore.domain.paths.rules import PathRules
 from shardcore.domain.variable_size import VariableSize
 from shardcore.ports.measurement.trace_context import TracerFactory
@@ -54,7 +54,7 @@ def explain_model(
         strategy=sessions.entry.name if session else "",
         rank=session.world.position if session else 0,
         layers=layers,
-        collectives=counted(each.collective() for each in run.facts),
+        collectives=merge_equal(each.collective() for each in run.facts),
         avoidable=advise(run.facts, layers),
         layouts=None if session is None else _layouts(model, session),
     )

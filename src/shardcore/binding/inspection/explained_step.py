@@ -23,7 +23,7 @@ from shardcore.domain.explanation.collectives import (
     Phase,
     axes_of,
 )
-from shardcore.domain.explanation.reasons import Facts
+from shardcore.domain.explanation.reasons import CollectiveFacts
 from shardcore.ports.measurement.trace_context import CollectiveTracer, TracerFactory
 
 
@@ -45,7 +45,7 @@ class ExplainedStep:
     model: Model
     step: str
     session: Session | None
-    facts: list[Facts] = attrs.field(factory=list, init=False)
+    facts: list[CollectiveFacts] = attrs.field(factory=list, init=False)
     _in_batch: bool = attrs.field(default=True, init=False)
     # The current reason in Keras for a collective, and the rule behind it.
     _cause: tuple[str, str] = attrs.field(default=("", ""), init=False)
@@ -75,7 +75,7 @@ class ExplainedStep:
         """Returns the facts of each layer, in the order of first calls."""
         return tuple(map(_explained, self._called.values()))
 
-    def _saw(self, facts: Facts) -> None:
+    def _saw(self, facts: CollectiveFacts) -> None:
         session = self.session  # without one, an overridden step may still communicate
         self.facts.append(
             attrs.evolve(
@@ -91,7 +91,7 @@ class ExplainedStep:
             )
         )
 
-    def _phase(self, facts: Facts) -> Phase:
+    def _phase(self, facts: CollectiveFacts) -> Phase:
         if self._in_batch:
             return "batch"
         if facts.phase == "backward":

@@ -19,7 +19,7 @@ from shardcore.binding.keras_private.variables import tensor_of
 from shardcore.binding.types import Original
 from shardcore.domain.errors import PolicyError
 from shardcore.domain.explanation.collectives import axes_of
-from shardcore.domain.explanation.reasons import Facts
+from shardcore.domain.explanation.reasons import CollectiveFacts
 from shardcore.domain.steps.events import Stored, TracedStep
 from shardcore.ports.measurement.events import EventTracer
 from shardcore.ports.measurement.trace_context import TracerFactory, gradients_apart_scope
@@ -90,7 +90,7 @@ def trace_step(
 
     @contextmanager
     def watch(model: keras.Model, session: Session) -> Iterator[None]:
-        def saw(fact: Facts) -> None:
+        def saw(fact: CollectiveFacts) -> None:
             axes = axes_of(session.mesh, session.world.processes, fact.processes)
             tracer.start(attrs.evolve(fact, axes=axes, processes=()))
 

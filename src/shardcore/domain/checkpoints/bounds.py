@@ -1,4 +1,4 @@
-"""The bounds of what a file may say. They are far above those of any model.
+"""The bounds of what a file may say, far above those of any model, and checks of its fields.
 
 A file may be made to take memory or time. So its text is counted before it is parsed, and its
 numbers and names are bounded before they are used.
@@ -6,9 +6,9 @@ numbers and names are bounded before they are used.
 
 import gc
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final, cast
 
 from shardcore.domain.errors import CheckpointError
 
@@ -20,6 +20,8 @@ DIMS: Final = 64  # those of NumPy and torch
 NUMBER: Final = 2**63 - 1
 NAME: Final = 4096  # characters
 NESTING: Final = 64
+
+REMEDY: Final = "use another checkpoint, or save this one again"
 
 
 def parse_json(text: bytes, most: int) -> object:
@@ -105,3 +107,39 @@ def is_nested_deeper(content: object, most: int = NESTING) -> bool:
 
 def _values(outer: object) -> Iterable[object]:
     return outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ()
+
+
+def fields_of(content: object, kinds: Mapping[str, type]) -> dict[str, Any]:
+    """Returns the fields of `content`, which are exactly those of `kinds`, with their types."""
+    if not isinstance(content, dict) or content.keys() != kinds.keys():
+        raise CheckpointError(f"Expected the fields {', '.join(kinds)} in the index: {REMEDY}.")
+    for name, kind in kinds.items():
+        if type(content[name]) is not kind:
+            raise CheckpointError(
+                f"Expected {kind.__name__} as {name!r} in the index, got "
+                f"{type(content[name]).__name__}: {REMEDY}."
+            )
+    return dict(content)
+
+
+def numbers_of(content: object, name: str) -> tuple[int, ...]:
+    """Returns the numbers in a list of variable `name`."""
+    if not are_numbers(content):
+        raise CheckpointError(f"Expected lists of numbers for variable {name!r} in the index.")
+    return tuple(cast("list[int]", content))
+
+
+def check_texts(texts: Iterable[object]) -> None:
+    """Raises if one is no text, or too long."""
+    if not all(type(text) is str and len(text) <= NAME for text in texts):
+        raise CheckpointError(
+            f"Expected texts of at most {NAME} characters in the index: {REMEDY}."
+        )
+
+
+def names_in(content: object) -> list[str]:
+    """Returns the names in a list of the index, as far as they are texts."""
+    fields = (
+        [field for field in content if isinstance(field, dict)] if type(content) is list else []
+    )
+    return [field["name"] for field in fields if isinstance(field.get("name"), str)]

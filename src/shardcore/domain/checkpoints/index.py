@@ -13,7 +13,7 @@ from typing import Any, Final
 import attrs
 
 from shardcore.domain.checkpoints import bounds
-from shardcore.domain.checkpoints.fields import REMEDY, check_texts, fields_of, names_in, numbers_of
+from shardcore.domain.checkpoints.bounds import REMEDY, check_texts, fields_of, names_in, numbers_of
 from shardcore.domain.checkpoints.grid import Box, Grid, HeldPart
 from shardcore.domain.errors import CheckpointError
 

@@ -1,4 +1,4 @@
 """The collectives of a step, their reasons, and advice to avoid them: data for `explain()`.
 
-Import `reasons.Facts`, `collectives.Explained` and, from `advice`, the advice.
+Import `reasons.CollectiveFacts`, `collectives.Explained` and, from `advice`, the advice.
 """

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from shardcore.domain.explanation.collectives import Avoidable, ExplainedLayer
-from shardcore.domain.explanation.reasons import Facts
+from shardcore.domain.explanation.reasons import CollectiveFacts
 from shardcore.domain.placements import Shard
 from shardcore.domain.spec import DimSpec, dim_spec, entry_axes, without_axes
 
@@ -16,10 +16,12 @@ _PHASES = ("forward", "loss and metrics")
 # As in the policies: below it the latency of a collective exceeds the time for its bytes.
 SMALL = 64 * 1024
 # The number of rules of one advice that are printed; the data has all.
-MOST_SAID = 4
+MOST_PRINTED = 4
 
 
-def advise(moved: Sequence[Facts], layers: Sequence[ExplainedLayer]) -> tuple[Avoidable, ...]:
+def advise(
+    moved: Sequence[CollectiveFacts], layers: Sequence[ExplainedLayer]
+) -> tuple[Avoidable, ...]:
     """Returns the all-gathers that a layout forces, each once with the rules to change.
 
     A large weight that is all-gathered for use is left out, since its sharding saves memory. So is
@@ -36,7 +38,7 @@ def advise(moved: Sequence[Facts], layers: Sequence[ExplainedLayer]) -> tuple[Av
     return (*avoidable, *_small_variables(moved, layers))
 
 
-def _advice(facts: Facts, layers: Sequence[ExplainedLayer]) -> Avoidable | None:
+def _advice(facts: CollectiveFacts, layers: Sequence[ExplainedLayer]) -> Avoidable | None:
     if facts.rule:
         if _gathers_tokens(facts):  # once, for all layers that need them
             return None
@@ -56,11 +58,11 @@ def _advice(facts: Facts, layers: Sequence[ExplainedLayer]) -> Avoidable | None:
 
 
 def _small_variables(
-    moved: Iterable[Facts], layers: Sequence[ExplainedLayer]
+    moved: Iterable[CollectiveFacts], layers: Sequence[ExplainedLayer]
 ) -> Iterator[Avoidable]:
     """Yields advice for small sharded variables, whose all-gathers cost more than shards save."""
     small = {v.path: v for layer in layers for v in layer.variables if v.bytes < SMALL}
-    by_axes: dict[tuple[str, ...], dict[str, Facts]] = {}
+    by_axes: dict[tuple[str, ...], dict[str, CollectiveFacts]] = {}
     for facts in moved:
         if facts.kind in _GATHERS and facts.variable in small:
             by_axes.setdefault(facts.axes, {}).setdefault(str(facts.variable), facts)
@@ -79,7 +81,7 @@ def _small_variables(
         )
 
 
-def _by_rows(facts: Facts, layers: Sequence[ExplainedLayer]) -> Avoidable | None:
+def _by_rows(facts: CollectiveFacts, layers: Sequence[ExplainedLayer]) -> Avoidable | None:
     """Returns the advice to shard a kernel by rows, so that its input stays sharded by features."""
     layer = next((layer for layer in layers if layer.path == facts.layer), None)
     size = _features(facts)
@@ -95,7 +97,7 @@ def _by_rows(facts: Facts, layers: Sequence[ExplainedLayer]) -> Avoidable | None
     others = [
         variable
         for variable in layer.variables
-        if variable is not kernel and _has(variable.spec, axis)
+        if variable is not kernel and _is_sharded_over(variable.spec, axis)
     ]  # the output is replicated then
     placed = "sharded by its last dim" if axis in entry_axes(kernel.spec[-1]) else "replicated"
     return Avoidable(
@@ -107,14 +109,18 @@ def _by_rows(facts: Facts, layers: Sequence[ExplainedLayer]) -> Avoidable | None
     )
 
 
-def _replicated_producer(facts: Facts, layers: Sequence[ExplainedLayer]) -> Avoidable | None:
+def _replicated_producer(
+    facts: CollectiveFacts, layers: Sequence[ExplainedLayer]
+) -> Avoidable | None:
     """Returns the advice to replicate the last layer before, whose output is all-gathered."""
     axis = facts.axes[0]
     paths = [layer.path for layer in layers]
     upto = paths.index(facts.layer) if facts.layer in paths else len(layers)
     for layer in reversed(layers[:upto]):
-        sharded = [variable for variable in layer.variables if _has(variable.spec, axis)]
-        if sharded and layer.spec is not None and _has(layer.spec, axis):
+        sharded = [
+            variable for variable in layer.variables if _is_sharded_over(variable.spec, axis)
+        ]
+        if sharded and layer.spec is not None and _is_sharded_over(layer.spec, axis):
             return Avoidable(
                 facts.collective(),
                 f"{facts.layer or 'the loss'} needs the full output of {layer.path}, sharded over "
@@ -125,7 +131,7 @@ def _replicated_producer(facts: Facts, layers: Sequence[ExplainedLayer]) -> Avoi
     return None
 
 
-def _gathers_tokens(facts: Facts) -> bool:
+def _gathers_tokens(facts: CollectiveFacts) -> bool:
     """Returns whether a dim between batch and features is all-gathered: the sequence."""
     inner = range(1, len(facts.shape or ()) - 1)
     return any(
@@ -133,7 +139,7 @@ def _gathers_tokens(facts: Facts) -> bool:
     )
 
 
-def _features(facts: Facts) -> int | None:
+def _features(facts: CollectiveFacts) -> int | None:
     """Returns the size of the last dim, if that is all-gathered."""
     if facts.shape is None or facts.source is None or not facts.shape:
         return None
@@ -142,20 +148,20 @@ def _features(facts: Facts) -> int | None:
     return facts.shape[last] if gathered else None
 
 
-def _has(spec: Iterable[DimSpec], axis: str) -> bool:
+def _is_sharded_over(spec: Iterable[DimSpec], axis: str) -> bool:
     return any(axis in entry_axes(entry) for entry in spec)
 
 
-def said(rules: Rules) -> str:
+def rules_as_code(rules: Rules) -> str:
     """Returns the rules as the lines of code that set them; of many rules, the first ones.
 
     Example:
-        >>> said({"down/kernel": ("model", None), "down/output": None})
+        >>> rules_as_code({"down/kernel": ("model", None), "down/output": None})
         "layout_map['down/kernel'] = ('model', None); take out the rule 'down/output'"
     """
     lines = [
         f"take out the rule {key!r}" if spec is None else f"layout_map[{key!r}] = {spec!r}"
         for key, spec in rules.items()
     ]
-    more = [f"and {len(lines) - MOST_SAID} more alike"] if len(lines) > MOST_SAID else []
-    return "; ".join([*lines[:MOST_SAID], *more])
+    more = [f"and {len(lines) - MOST_PRINTED} more alike"] if len(lines) > MOST_PRINTED else []
+    return "; ".join([*lines[:MOST_PRINTED], *more])

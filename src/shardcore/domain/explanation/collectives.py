@@ -172,7 +172,7 @@ def axes_of(mesh: Mesh, processes: Iterable[int], group: Collection[int]) -> tup
     return tuple(axes) if complete else ()
 
 
-def counted(collectives: Iterable[Collective]) -> tuple[Collective, ...]:
+def merge_equal(collectives: Iterable[Collective]) -> tuple[Collective, ...]:
     """Returns equal collectives as one, with their number, in the order of the first."""
     times: dict[Collective, int] = {}
     for collective in collectives:

@@ -13,7 +13,7 @@ _READS = "aten._local_scalar_dense"
 
 
 @attrs.frozen
-class Facts:
+class CollectiveFacts:
     """The facts about one collective, from which its reason follows.
 
     Args:
@@ -83,31 +83,35 @@ class Facts:
         )
 
 
-def reason(facts: Facts) -> str:
+def reason(facts: CollectiveFacts) -> str:
     """Returns the reason of the collective.
 
     Example:
-        >>> facts = Facts("all_reduce", "backward", ("data",), reduced=("dense/kernel",))
+        >>> facts = CollectiveFacts("all_reduce", "backward", ("data",), reduced=("dense/kernel",))
         >>> reason(facts)
         "the gradient of dense/kernel, summed over axis 'data'"
     """
     if facts.reduced:
-        return _of_reduced(facts)
+        return _gradient_reason(facts)
     if facts.cause:
-        return f"{facts.cause} {_move(facts)}"
+        return f"{facts.cause} {_change_words(facts)}"
     if facts.fell_back:
         return f"{facts.operator} cannot be sharded for these operands: they are replicated first"
     if facts.variable is not None and facts.kind == "all_gather":
-        over = ("the batch " if set(facts.batch_axes) & set(facts.axes) else "") + _over(facts.axes)
-        return f"{facts.variable}: sharded over {over}, all-gathered{_purpose(facts)}"
-    return f"{facts.variable or _what(facts)}: {_move(facts)}{_purpose(facts)}"
+        over = ("the batch " if set(facts.batch_axes) & set(facts.axes) else "") + _axes_words(
+            facts.axes
+        )
+        return f"{facts.variable}: sharded over {over}, all-gathered{_operator_words(facts)}"
+    return (
+        f"{facts.variable or _tensor_words(facts)}: {_change_words(facts)}{_operator_words(facts)}"
+    )
 
 
-def _of_reduced(facts: Facts) -> str:
+def _gradient_reason(facts: CollectiveFacts) -> str:
     first, *others = facts.reduced
     what = "gradient" if facts.phase == "backward" else "new value"
     named = f"the {what}s of {first} and {len(others)} more" if others else f"the {what} of {first}"
-    over = _over(facts.axes)
+    over = _axes_words(facts.axes)
     if facts.kind == "all_reduce":
         return f"{named}, summed {'together ' if others else ''}over {over}"
     if facts.kind == "reduce_scatter":
@@ -115,7 +119,7 @@ def _of_reduced(facts: Facts) -> str:
     return f"{named}, redistributed to the layout of the variable"
 
 
-def _what(facts: Facts) -> str:
+def _tensor_words(facts: CollectiveFacts) -> str:
     """Returns words for the tensor, if it is neither a variable nor the gradient of one."""
     if facts.operator.startswith(_READS):
         return "a value that is read on the host"
@@ -127,9 +131,9 @@ def _what(facts: Facts) -> str:
     return "a value"
 
 
-def _move(facts: Facts) -> str:
+def _change_words(facts: CollectiveFacts) -> str:
     """Returns words for the placement before and for the change."""
-    over, after = _over(facts.axes), facts.after()
+    over, after = _axes_words(facts.axes), facts.after()
     dims = [placement.dim for placement in after if isinstance(placement, Shard)]
     for before in facts.before():
         if isinstance(before, Partial):
@@ -151,13 +155,13 @@ def _move(facts: Facts) -> str:
     }.get(facts.kind, f"sent over {over}")
 
 
-def _purpose(facts: Facts) -> str:
+def _operator_words(facts: CollectiveFacts) -> str:
     if not facts.operator or facts.operator.startswith(_READS):
         return ""
     return f" for {facts.operator}"
 
 
-def _over(axes: tuple[str, ...]) -> str:
+def _axes_words(axes: tuple[str, ...]) -> str:
     if not axes:
         return "a group of processes outside the mesh"
     return named_axes(axes)

@@ -23,7 +23,7 @@ def ranks_by_host(hosts: Sequence[str]) -> dict[str, list[int]]:
     return ranks
 
 
-def crossing(mesh: Mesh, axis: str, processes: Sequence[int], hosts: Sequence[str]) -> str:
+def crossing_warning(mesh: Mesh, axis: str, processes: Sequence[int], hosts: Sequence[str]) -> str:
     """Returns a warning about an axis whose groups are on several hosts each; empty for another.
 
     Args:
@@ -33,9 +33,9 @@ def crossing(mesh: Mesh, axis: str, processes: Sequence[int], hosts: Sequence[st
         hosts: The host of each process.
 
     Example:
-        >>> crossing(Mesh((2, 2), ("data", "model")), "model", range(4), "aabb")
+        >>> crossing_warning(Mesh((2, 2), ("data", "model")), "model", range(4), "aabb")
         ''
-        >>> crossing(Mesh((2, 2), ("model", "data")), "model", range(4), "aabb")[:60]
+        >>> crossing_warning(Mesh((2, 2), ("model", "data")), "model", range(4), "aabb")[:60]
         "Mesh axis 'model' crosses hosts: its ranks 0, 2 are on a, b."
     """
     for positions in mesh.axis_groups(axis):

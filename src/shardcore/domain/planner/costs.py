@@ -4,7 +4,7 @@ from math import inf, prod
 
 import attrs
 
-from shardcore.domain.chunks import along
+from shardcore.domain.chunks import blocks_along
 from shardcore.domain.layout import Layout
 from shardcore.domain.placements import Partial, Placement, Replicate, Shard
 from shardcore.domain.planner.call import Call, PlacedTensor
@@ -87,8 +87,8 @@ class ShardingCosts:
         if isinstance(target, Shard) and isinstance(source, Shard) and source.dim == target.dim:
             size, own = shape[target.dim], layout.dim_axes(target.dim)
             axes, wanted = sharding_of(term.dims[target.dim], {factor: cut}, self.call.extents)
-            source_blocks = along(size, source.block, own.index(axis))
-            target_blocks = along(size, wanted, axes.index(axis))
+            source_blocks = blocks_along(size, source.block, own.index(axis))
+            target_blocks = blocks_along(size, wanted, axes.index(axis))
             if source_blocks == target_blocks:
                 return source
             one, other = (

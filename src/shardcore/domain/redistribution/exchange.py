@@ -32,8 +32,8 @@ class Exchange:
 
     axis: str
     dim: int
-    held: tuple[Ranges, ...]  # for each place along the axis, the elements that its rank holds
-    # For each place, the elements that its rank gets. Some rank holds each of them.
+    held: tuple[Ranges, ...]  # for each rank along the axis, the elements that it holds
+    # For each rank, the elements that it gets. Some rank holds each of them.
     wanted: tuple[Ranges, ...]
     # What is computed once: an eager step asks each time.
     _parts: dict[tuple[int, int], Parts] = attrs.field(factory=dict, init=False, eq=False)
@@ -46,42 +46,44 @@ class Exchange:
     def is_local(self) -> bool:
         """Whether each rank holds all that it wants, so that nothing is sent."""
         return all(
-            owner == place for place in range(len(self.held)) for owner, _ in self.received(place)
+            owner == position
+            for position in range(len(self.held))
+            for owner, _ in self.received(position)
         )
 
-    def sent(self, place: int, peer: int) -> tuple[slice, ...]:
-        """Returns the slices of the shard at `place` that `peer` wants, in its order."""
-        return tuple(_merged(part for _, part in self._common(place, peer)))
+    def sent(self, position: int, peer: int) -> tuple[slice, ...]:
+        """Returns the slices of the shard at `position` that `peer` wants, in its order."""
+        return tuple(_merge_adjacent(part for _, part in self._common(position, peer)))
 
-    def strided(self, place: int, peer: int) -> "Strided | None":
+    def strided(self, position: int, peer: int) -> "Strided | None":
         """Returns the same slices as one, if they are regular."""
-        if (place, peer) not in self._strided:
-            self._strided[place, peer] = Strided.of(self.sent(place, peer))
-        return self._strided[place, peer]
+        if (position, peer) not in self._strided:
+            self._strided[position, peer] = Strided.of(self.sent(position, peer))
+        return self._strided[position, peer]
 
-    def received(self, place: int) -> Owned:
-        """Returns the owner and the size of each part that the rank at `place` wants, in order."""
+    def received(self, position: int) -> Owned:
+        """Returns the owner and the size of each part that `position` wants, in order."""
         parts = sorted(
             (at, owner, part.stop - part.start)
             for owner in range(len(self.held))
-            for at, part in self._common(owner, place)
+            for at, part in self._common(owner, position)
         )
         of_owners = groupby(parts, key=lambda part: part[1])
         return tuple((owner, sum(size for _, _, size in run)) for owner, run in of_owners)
 
-    def turns(self, place: int) -> tuple[Owned, int]:
+    def turns(self, position: int) -> tuple[Owned, int]:
         """Returns the shortest beginning of `received` that repeats, and how often it does."""
-        if place not in self._turns:
-            parts = self.received(place)
-            length = _cycle(parts)
-            self._turns[place] = parts[:length], len(parts) // max(length, 1)
-        return self._turns[place]
+        if position not in self._turns:
+            parts = self.received(position)
+            length = _cycle_length(parts)
+            self._turns[position] = parts[:length], len(parts) // max(length, 1)
+        return self._turns[position]
 
-    def _common(self, owner: int, place: int) -> Parts:
-        if (owner, place) not in self._parts:
-            parts = _common(self.held[owner], self.wanted[place])
-            self._parts[owner, place] = tuple(sorted(parts, key=lambda part: part[0]))
-        return self._parts[owner, place]
+    def _common(self, owner: int, position: int) -> Parts:
+        if (owner, position) not in self._parts:
+            parts = _common(self.held[owner], self.wanted[position])
+            self._parts[owner, position] = tuple(sorted(parts, key=lambda part: part[0]))
+        return self._parts[owner, position]
 
 
 def _common(held: Ranges, wanted: Ranges) -> Iterator[tuple[int, slice]]:
@@ -98,7 +100,7 @@ def _common(held: Ranges, wanted: Ranges) -> Iterator[tuple[int, slice]]:
             yield first + begin - one.start, slice(begin + offset, end + offset)
 
 
-def _merged(slices: Iterable[slice]) -> Iterator[slice]:
+def _merge_adjacent(slices: Iterable[slice]) -> Iterator[slice]:
     """Yields the slices, as one where one begins at the end of another."""
     before = slice(0, 0)
     for piece in slices:
@@ -157,11 +159,11 @@ class Strided:
         return cls(slices[0].start, size, step, len(slices))
 
 
-def _cycle(items: Sequence[object]) -> int:
+def _cycle_length(items: Sequence[object]) -> int:
     """Returns the length of the shortest beginning that repeats to give all items.
 
     Example:
-        >>> _cycle("abab"), _cycle("aba"), _cycle("aaa"), _cycle("")
+        >>> _cycle_length("abab"), _cycle_length("aba"), _cycle_length("aaa"), _cycle_length("")
         (2, 3, 1, 0)
     """
     count = len(items)

@@ -179,9 +179,9 @@ def _cheapest(
     """Returns the cheapest path, found by A*; of equal ones the one with the fewest steps."""
     moving = _leaving(source, target) | _leaving(target, source)
     movable = [axis for axis in source.mesh.axis_names if axis in moving]
-    entry = count()  # ties are taken in the order found, so that all ranks agree
+    arrival = count()  # ties are taken in the order found, so that all ranks agree
     queue: list[tuple[_Cost, int, float, Layout, tuple[Step, ...]]] = []
-    heappush(queue, (_missing(source, target, costs), next(entry), 0.0, source, ()))
+    heappush(queue, (_missing(source, target, costs), next(arrival), 0.0, source, ()))
     done: set[Layout] = set()
     while queue:
         _, _, seconds, layout, steps = heappop(queue)
@@ -196,7 +196,7 @@ def _cheapest(
                 so_far = seconds + _seconds(path[-1], costs)
                 missing, least = _missing(after, target, costs)
                 estimate = (so_far + missing, len(path) + least)
-                heappush(queue, (estimate, next(entry), so_far, after, path))
+                heappush(queue, (estimate, next(arrival), so_far, after, path))
     raise AssertionError("an axis can always be all-gathered or reduced, then sliced")
 
 
@@ -220,8 +220,8 @@ def _moves(layout: Layout, axis: str, target: Layout) -> Iterator[Layout]:
 def _seconds(step: Step, costs: Costs) -> float:
     """Returns the seconds of the step if all shards were even."""
     ranks = step.source.mesh.axis_size(step.axis)
-    together = step.source.without(step.axis).local_shape(step.shape, rank=0)
-    return costs.collective(step.kind, step.axis, ranks, math.prod(together) * step.itemsize)
+    group_shape = step.source.without(step.axis).local_shape(step.shape, rank=0)
+    return costs.collective(step.kind, step.axis, ranks, math.prod(group_shape) * step.itemsize)
 
 
 def _missing(layout: Layout, target: Layout, costs: Costs) -> _Cost:

@@ -7,7 +7,7 @@ from math import prod
 
 import attrs
 
-from shardcore.domain.explanation.reasons import Facts
+from shardcore.domain.explanation.reasons import CollectiveFacts
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.spec import DimSpec
@@ -105,7 +105,7 @@ class TracedCollective:
         shares: Of one with operands of several blocks, the bytes by block.
     """
 
-    facts: Facts
+    facts: CollectiveFacts
     time: int
     block: str = ""
     dtype: str = ""

@@ -59,8 +59,8 @@ def fill_buckets(sums: Iterable[GradientSum], size: int = BUCKET_BYTES) -> list[
     """Returns the buckets of gradients that come in this order, in the order of sending.
 
     Example:
-        >>> from shardcore.domain.explanation.reasons import Facts
-        >>> collective = TracedCollective(Facts("all_reduce", operand_bytes=4), 0)
+        >>> from shardcore.domain.explanation.reasons import CollectiveFacts
+        >>> collective = TracedCollective(CollectiveFacts("all_reduce", operand_bytes=4), 0)
         >>> sums = [GradientSum(path, (collective,), ()) for path in "abc"]
         >>> buckets = fill_buckets(sums, size=8)
         >>> [("".join(gradient.path for gradient in b.sums), b.full) for b in buckets]

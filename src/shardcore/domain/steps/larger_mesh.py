@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import attrs
 
-from shardcore.domain.explanation.reasons import Facts
+from shardcore.domain.explanation.reasons import CollectiveFacts
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.steps.events import Stored, TracedCollective, TracedMemory, TracedStep, Work
@@ -137,7 +137,7 @@ def _resized(
 
 
 def _operand_bytes(
-    facts: Facts, traced_sizes: _Sizes, larger_sizes: _Sizes, values: Mapping[str, Stored]
+    facts: CollectiveFacts, traced_sizes: _Sizes, larger_sizes: _Sizes, values: Mapping[str, Stored]
 ) -> int:
     """Returns the bytes of the operands of a collective on the larger mesh."""
     if _waits(facts):
@@ -152,7 +152,7 @@ def _operand_bytes(
     return facts.operand_bytes * large // max(small, 1)
 
 
-def _waits(facts: Facts) -> bool:
+def _waits(facts: CollectiveFacts) -> bool:
     return not facts.reduced and facts.variable is None
 
 
@@ -175,7 +175,7 @@ def _gradient_sums(
     }
 
 
-def is_sum(facts: Facts) -> bool:
+def is_sum(facts: CollectiveFacts) -> bool:
     """Returns whether a collective sums one gradient, as a bucket does with several."""
     return facts.kind == "all_reduce" and len(facts.reduced) == 1 and facts.source is None
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 import attrs
 
-from shardcore.domain.explanation.reasons import Facts
+from shardcore.domain.explanation.reasons import CollectiveFacts
 from shardcore.domain.steps.events import Operators, TracedCollective, TracedMemory, TracedStep
 
 # The group of what belongs to no layer, such as the loss.
@@ -75,5 +75,5 @@ def _group(started: TracedCollective, owners: _Owners) -> str:
     return owners.of(_variable(started.facts)) or owners.of(started.block or started.facts.layer)
 
 
-def _variable(facts: Facts) -> str:
+def _variable(facts: CollectiveFacts) -> str:
     return facts.reduced[0] if facts.reduced else facts.variable or ""

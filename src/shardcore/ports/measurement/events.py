@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from shardcore.domain.explanation.reasons import Facts
+from shardcore.domain.explanation.reasons import CollectiveFacts
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.steps.events import Stored, TracedStep
 from shardcore.ports.measurement.memory import MemoryTracer
@@ -23,7 +23,7 @@ class EventTracer(MemoryTracer[TensorT_contra], Protocol[TensorT_contra]):
     def own(self, tensor: TensorT_contra, block: str) -> None:
         """Notes that a tensor that is held belongs to `block`; empty for none."""
 
-    def start(self, facts: Facts) -> None:
+    def start(self, facts: CollectiveFacts) -> None:
         """Notes a collective, before it is started."""
 
     def events(self, mesh: Mesh, stored: Mapping[int, Stored]) -> TracedStep:

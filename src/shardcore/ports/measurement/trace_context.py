@@ -7,7 +7,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import attrs
 
-from shardcore.domain.explanation.reasons import Facts
+from shardcore.domain.explanation.reasons import CollectiveFacts
 from shardcore.domain.layout import Layout
 
 _T = TypeVar("_T")
@@ -75,4 +75,4 @@ class CollectiveTracer(Protocol):
 
 
 # Makes a tracer that calls the first argument; the second has the variables, tensors by path.
-TracerFactory = Callable[[Callable[[Facts], None], Mapping[str, Any]], CollectiveTracer]
+TracerFactory = Callable[[Callable[[CollectiveFacts], None], Mapping[str, Any]], CollectiveTracer]

@@ -5,7 +5,7 @@ from html import escape
 from math import prod
 from textwrap import wrap
 
-from shardcore.domain.explanation.advice import said
+from shardcore.domain.explanation.advice import rules_as_code
 from shardcore.domain.explanation.collectives import Collective, Explained, ExplainedLayer, Phase
 from shardcore.domain.spec import DimSpec
 from shardcore.reporting.picture.blocks import PAGE_STYLE, STYLE, block, colour, size
@@ -149,7 +149,7 @@ def _collective(
     ]
     lines = [(line, "soft") for line in _wrapped(each.reason)]
     for one in explained.remedies(each):
-        lines += [(line, "bad") for line in _wrapped(f"Avoidable: {said(one.rules)}")]
+        lines += [(line, "bad") for line in _wrapped(f"Avoidable: {rules_as_code(one.rules)}")]
     for number, (line, kind) in enumerate(lines):
         shapes.append(_text(COLLECTIVES, y + LINE + 9 + number * LINE, line, kind))
     return shapes, y + LINE + 9 + len(lines) * LINE + GAP

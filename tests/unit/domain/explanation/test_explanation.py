@@ -2,14 +2,14 @@
 
 import pytest
 
-from shardcore.domain.explanation.advice import SMALL, advise, said
+from shardcore.domain.explanation.advice import SMALL, advise, rules_as_code
 from shardcore.domain.explanation.collectives import (
     ExplainedLayer,
     ExplainedVariable,
     axes_of,
-    counted,
+    merge_equal,
 )
-from shardcore.domain.explanation.reasons import Facts, reason
+from shardcore.domain.explanation.reasons import CollectiveFacts, reason
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.redistribution.plan import plan
@@ -59,7 +59,7 @@ def sent_bytes(kind, operand_bytes, ranks):
 
 def facts(kind="all_gather", **known):
     common = {"axes": ("model",), "processes": range(4), "operand_bytes": 64, "layer": "down"}
-    return Facts(**{"kind": kind, **common, **known})
+    return CollectiveFacts(**{"kind": kind, **common, **known})
 
 
 COLUMNS = {"shape": (8, 16), "source": Layout(MESH, ("data", "model")),
@@ -218,14 +218,17 @@ def test_no_advice_is_given_where_no_rule_avoids_a_collective(known):
 
 def test_the_rules_as_they_are_written():
     rules = {"a/kernel": ("model", None), ".*/output": None}
-    assert said(rules) == "layout_map['a/kernel'] = ('model', None); take out the rule '.*/output'"
-    many = said({str(number): (None,) for number in range(6)})
+    assert (
+        rules_as_code(rules)
+        == "layout_map['a/kernel'] = ('model', None); take out the rule '.*/output'"
+    )
+    many = rules_as_code({str(number): (None,) for number in range(6)})
     assert many.endswith("layout_map['3'] = (None,); and 2 more alike")
 
 
 def test_equal_collectives_are_listed_once_with_a_count():
     one, other = facts().collective(), facts(layer="up").collective()
-    assert [(each.layer, each.times) for each in counted([one, other, one])] == [
+    assert [(each.layer, each.times) for each in merge_equal([one, other, one])] == [
         ("down", 2),
         ("up", 1),
     ]

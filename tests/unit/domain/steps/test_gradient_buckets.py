@@ -1,6 +1,6 @@
 """The buckets of gradients that a trace has reduced one by one, and their memory, by hand."""
 
-from shardcore.domain.explanation.reasons import Facts
+from shardcore.domain.explanation.reasons import CollectiveFacts
 from shardcore.domain.steps.events import TICK, TracedCollective, TracedMemory
 from shardcore.domain.steps.gradient_buckets import GradientSum, bucket_events, fill_buckets
 from shardcore.domain.steps.memory import Allocation
@@ -17,7 +17,7 @@ def sum_of(path, size, number, axes=("data",), dtype="float32"):
     ends = [*begins[1:], None]
     started = tuple(
         TracedCollective(
-            Facts("all_reduce", axes=(axis,), operand_bytes=size, reduced=(path,)),
+            CollectiveFacts("all_reduce", axes=(axis,), operand_bytes=size, reduced=(path,)),
             begin,
             dtype=dtype,
         )

@@ -1,6 +1,6 @@
 """A step that was traced on a small mesh, on a large one."""
 
-from shardcore.domain.explanation.reasons import Facts
+from shardcore.domain.explanation.reasons import CollectiveFacts
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.steps.events import (
@@ -37,13 +37,13 @@ def moved(fact):
 
 
 def test_an_activation_is_as_large_on_the_large_mesh():
-    fact = Facts("all_reduce", "forward", ("model",), operand_bytes=640)
+    fact = CollectiveFacts("all_reduce", "forward", ("model",), operand_bytes=640)
     assert moved(fact) == RankCollective("all_reduce", ("model",), 640, waits=True)
 
 
 def test_a_shard_of_a_weight_is_smaller():
     """100 rows are 50 on each of two ranks, and 13 on the first of eight."""
-    fact = Facts(
+    fact = CollectiveFacts(
         "all_gather", "forward", ("data",), (), 50 * 4 * 4, shape=KERNEL.shape, source=SHARDED,
         variable="kernel",
     )  # fmt: skip
@@ -51,7 +51,7 @@ def test_a_shard_of_a_weight_is_smaller():
 
 
 def test_a_gradient_is_as_large_before_it_is_scattered():
-    fact = Facts(
+    fact = CollectiveFacts(
         "reduce_scatter", "backward", ("data",), (), 100 * 4 * 4, shape=KERNEL.shape,
         source=SUMMED, reduced=("kernel",),
     )  # fmt: skip
@@ -59,12 +59,12 @@ def test_a_gradient_is_as_large_before_it_is_scattered():
 
 
 def test_a_bucket_has_the_shards_of_its_gradients():
-    fact = Facts("all_reduce", "backward", ("data",), (), 832, reduced=("kernel", "bias"))
+    fact = CollectiveFacts("all_reduce", "backward", ("data",), (), 832, reduced=("kernel", "bias"))
     assert moved(fact).operand_bytes == 13 * 4 * 4 + 32
 
 
 def test_equal_collectives_are_counted():
-    fact = Facts("all_reduce", "forward", ("model",), operand_bytes=640)
+    fact = CollectiveFacts("all_reduce", "forward", ("model",), operand_bytes=640)
     (found,) = on_large(fact, fact).collectives
     assert found.times == 2
 

@@ -3,7 +3,7 @@
 import attrs
 import pytest
 
-from shardcore.domain.explanation.reasons import Facts
+from shardcore.domain.explanation.reasons import CollectiveFacts
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.steps.events import (
     TICK,
@@ -67,7 +67,9 @@ def step_of(count, odd=None):
         memory.append(
             TracedMemory(Allocation("activations", ACTIVATION, outputs[number], tick()), name)
         )
-        facts = Facts("all_reduce", "backward", ("data",), (), 8, reduced=(f"{name}/kernel",))
+        facts = CollectiveFacts(
+            "all_reduce", "backward", ("data",), (), 8, reduced=(f"{name}/kernel",)
+        )
         started.append(TracedCollective(facts, tick(), name, "float32"))
         summed = Allocation("gradients", 8, tick())
         memory.append(

@@ -95,4 +95,4 @@ class Passing:
         return shape
 
     def _place_of(self, rank: int) -> int:
-        return self.engine.world.mesh.place_along([self.axis], rank)
+        return self.engine.world.mesh.position_along([self.axis], rank)

@@ -10,7 +10,7 @@ from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.moves.steps import STEPS
 from shardcore.adapters.engine.tensor import Form, ShardedTensor
 from shardcore.adapters.job.threads import check_thread
-from shardcore.domain.derived_layouts import filled_by_first, newly_sharded, with_dims
+from shardcore.domain.derived_layouts import filled_by_first, newly_sharded_dims, with_dims
 from shardcore.domain.layout import Layout
 from shardcore.domain.redistribution.exchange import Exchange
 from shardcore.domain.redistribution.plan import Step
@@ -45,7 +45,7 @@ class Redistribution:
         target = target.normalized(form.shape)
         if target == form.layout:
             return None
-        repeats = () if form.weight else newly_sharded(form.repeats, form.layout, target)
+        repeats = () if form.weight else newly_sharded_dims(form.repeats, form.layout, target)
         if repeats:
             return cls._of_repeated(form, target, repeats, engine)
         rank = engine.world.position

@@ -109,7 +109,7 @@ def _swapped(
 def exchanged(part: torch.Tensor, exchange: Exchange, engine: Engine) -> torch.Tensor:
     """Returns the elements that this rank wants, from all ranks along the axis."""
     mesh, dim = engine.world.mesh, exchange.dim
-    own = mesh.place_along([exchange.axis], engine.world.position)
+    own = mesh.position_along([exchange.axis], engine.world.position)
 
     def part_for(place: int) -> torch.Tensor:
         even = exchange.strided(own, place)
@@ -120,7 +120,9 @@ def exchanged(part: torch.Tensor, exchange: Exchange, engine: Engine) -> torch.T
 
     if exchange.is_local:
         return part_for(own)
-    places = [mesh.place_along([exchange.axis], peer) for peer in engine.world.peers(exchange.axis)]
+    places = [
+        mesh.position_along([exchange.axis], peer) for peer in engine.world.peers(exchange.axis)
+    ]
     turn, count = exchange.turns(own)
     totals = [count * sum(size for owner, size in turn if owner == place) for place in places]
     shapes = [(*part.shape[:dim], total, *part.shape[dim + 1 :]) for total in totals]

@@ -52,7 +52,7 @@ class ShiftHandlers:
         move = Move(tensor.part, tuple(tensor.shape), tensor.form.layout, shift.layout)
         with redistribution_scope(move):
             part = exchanged(tensor.part, shift.exchange, engine)
-        place = engine.world.mesh.place_along([shift.exchange.axis], engine.world.position)
+        place = engine.world.mesh.position_along([shift.exchange.axis], engine.world.position)
         pads = shift.pads[place]
         if any(pads):
             others = [0, 0] * (part.ndim - 1 - dim)
