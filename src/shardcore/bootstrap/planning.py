@@ -9,12 +9,12 @@ from shardcore import bootstrap
 from shardcore.bootstrap import plugins
 from shardcore.domain.errors import PolicyError, ShardcoreError
 from shardcore.domain.mesh import Mesh
-from shardcore.policies.rules import Planned, complete, rules
+from shardcore.policies.rules import PlannedRules, complete, rules
 from shardcore.ports.model import LayerFacts
 from shardcore.ports.policy import Choice, PolicyEntry
 
 
-def plan(policy: str, model: LayerFacts, mesh: Mesh, options: Mapping[str, object]) -> Planned:
+def plan(policy: str, model: LayerFacts, mesh: Mesh, options: Mapping[str, object]) -> PlannedRules:
     """Returns the rules that the policy gives, and the axes of the batch.
 
     Raises:
@@ -33,7 +33,7 @@ def plan(policy: str, model: LayerFacts, mesh: Mesh, options: Mapping[str, objec
             raise
         raise PolicyError(f"Policy {policy!r} of package {entry.package!r}: {error}") from error
     outputs = [layer.output_path for layer in model.layers() if layer.output_path]
-    return Planned(rules(choices, outputs), mesh.axis_names[: entry.batch_ndim])
+    return PlannedRules(rules(choices, outputs), mesh.axis_names[: entry.batch_ndim])
 
 
 def _check_types(entry: PolicyEntry, options: Mapping[str, object]) -> None:

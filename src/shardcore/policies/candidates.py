@@ -56,8 +56,8 @@ def candidates(devices: int, host: int) -> tuple[Candidate, ...]:
     host. Experts are also sharded over all devices.
 
     Example:
-        >>> for each in candidates(4, host=2):
-        ...     print(each)
+        >>> for candidate in candidates(4, host=2):
+        ...     print(candidate)
         data_parallel (data=4)
         fully_sharded (data=4)
         expert_parallel (data=4)

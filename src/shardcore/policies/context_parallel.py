@@ -46,7 +46,7 @@ def plan(
             `tensor` are given, or the model has no sequence.
     """
     if axis is None and tensor is not None:
-        axis = next((each for each in reversed(mesh.axis_names) if each != tensor), None)
+        axis = next((other for other in reversed(mesh.axis_names) if other != tensor), None)
     name = model_axis(mesh, axis, "context_parallel", "seq")
     rows = batch_axis(mesh, batch)
     if name == rows:
@@ -64,13 +64,13 @@ def plan(
         chosen = all_replicated(model.all_variables(), reason)
     if mesh.axis_size(name) == 1:
         return chosen
-    found = dict(_Sequences(Roles(chosen, name), rows, name).choices(model))
-    if not found:
+    outputs = dict(_Sequences(Roles(chosen, name), rows, name).choices(model))
+    if not outputs:
         raise PolicyError(
             "Policy 'context_parallel' finds no sequence in the model: no input of three dims, no "
             "embedding of tokens and no norm of (batch, tokens, channels). Take another policy."
         )
-    return chosen | found
+    return chosen | outputs
 
 
 def _check_tensor(tensor: str, shard: str | None, others: tuple[str, ...]) -> None:
@@ -92,8 +92,8 @@ class _Sequences:
 
     def choices(self, model: LayerFacts) -> Iterator[tuple[str, Choice]]:
         """Yields the choices for the outputs where sequences begin, and of norms."""
-        layers = [each for each in model.layers() if each.output_path and not each.children]
-        tokens = {each.input_shape for each in layers if self.roles.of(each) == "tokens"}
+        layers = [layer for layer in model.layers() if layer.output_path and not layer.children]
+        tokens = {layer.input_shape for layer in layers if self.roles.of(layer) == "tokens"}
         for layer in layers:
             shape, role = layer.input_shape or (), self.roles.of(layer)
             if layer.is_a("InputLayer"):

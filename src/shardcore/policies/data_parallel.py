@@ -16,5 +16,7 @@ def plan(model: LayerFacts, mesh: Mesh, *, axis: str | None = None) -> dict[str,
     """
     reason = f"gradients are summed over {batch_axis(mesh, axis)!r}"
     variables = model.all_variables()
-    not_trained = all_replicated((each for each in variables if not each.trainable), "not trained")
+    not_trained = all_replicated(
+        (variable for variable in variables if not variable.trainable), "not trained"
+    )
     return all_replicated(variables, reason) | not_trained

@@ -42,7 +42,7 @@ def plan(
         PolicyError: If the axis does not shard the batch, or the model has no experts.
     """
     rows = mesh.axis_names[:BATCH_NDIM]
-    name = _several(mesh, rows) if axis is None else axis
+    name = _last_axis_of_several(mesh, rows) if axis is None else axis
     mesh.axis_index(name)
     if name not in rows:
         raise PolicyError(
@@ -69,9 +69,9 @@ def plan(
     return chosen
 
 
-def _several(mesh: Mesh, axes: tuple[str, ...]) -> str:
+def _last_axis_of_several(mesh: Mesh, axes: tuple[str, ...]) -> str:
     """Returns the last of `axes` that has several ranks, the last one if none has."""
-    return next((each for each in reversed(axes) if mesh.axis_size(each) > 1), axes[-1])
+    return next((axis for axis in reversed(axes) if mesh.axis_size(axis) > 1), axes[-1])
 
 
 def _experts(bank: Bank, mesh: Mesh, axis: str, small: int) -> dict[str, Choice]:
@@ -86,4 +86,6 @@ def _experts(bank: Bank, mesh: Mesh, axis: str, small: int) -> dict[str, Choice]
         return all_replicated(bank.variables, why)
     uneven = ", unevenly" if experts % parts else ""
     reason = f"experts{uneven}: a rank computes its own, tokens are exchanged over {axis!r}"
-    return {each.path: Choice(sharded(each, 0, axis), reason) for each in bank.variables}
+    return {
+        variable.path: Choice(sharded(variable, 0, axis), reason) for variable in bank.variables
+    }

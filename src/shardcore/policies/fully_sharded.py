@@ -22,8 +22,8 @@ def plan(
     """
     name = batch_axis(mesh, axis)
     return {
-        each.path: shard_further(each, replicated(each), mesh, name, small)
-        for each in model.all_variables()
+        variable.path: shard_further(variable, replicated(variable), mesh, name, small)
+        for variable in model.all_variables()
     }
 
 

@@ -43,10 +43,15 @@ def plan(
         if behind
         else all_replicated(variables, "no axis of the model")
     )
-    return {each.path: _further(each, chosen[each.path], mesh, name, small) for each in variables}
+    return {
+        variable.path: _shard_further(variable, chosen[variable.path], mesh, name, small)
+        for variable in variables
+    }
 
 
-def _further(variable: VariableFacts, before: Choice, mesh: Mesh, axis: str, small: int) -> Choice:
+def _shard_further(
+    variable: VariableFacts, before: Choice, mesh: Mesh, axis: str, small: int
+) -> Choice:
     """Returns the choice of `tensor_parallel` with one more dim sharded; its reason comes first."""
     choice = fully_sharded.shard_further(variable, before.spec, mesh, axis, small)
     return Choice(choice.spec, f"{before.reason}; {choice.reason}") if any(before.spec) else choice

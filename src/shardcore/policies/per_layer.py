@@ -104,6 +104,6 @@ def _by_variable(layer: LayerFacts, rules: PathRules[str], name: str) -> Iterato
     """Yields the policy of each variable of `layer`, which has the policy `name` if no other."""
     match = rules.match(layer.path) if layer.path else None
     name = name if match is None else match.value
-    yield from ((each.path, name) for each in layer.variables)
+    yield from ((variable.path, name) for variable in layer.variables)
     for child in layer.children:
         yield from _by_variable(child, rules, name)

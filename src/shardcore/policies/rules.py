@@ -32,7 +32,7 @@ class Rule:
 
 
 @attrs.frozen
-class Planned:
+class PlannedRules:
     """The choices of a policy for a model and a mesh."""
 
     rules: tuple[Rule, ...]
@@ -41,7 +41,7 @@ class Planned:
     @property
     def by_path(self) -> PathRules[Spec]:
         """The specs of its rules, to be looked up by path."""
-        return PathRules({each.key: each.spec for each in self.rules})
+        return PathRules({rule.key: rule.spec for rule in self.rules})
 
 
 def complete(choices: Mapping[str, Choice], model: LayerFacts, mesh: Mesh) -> dict[str, Choice]:
@@ -54,9 +54,9 @@ def complete(choices: Mapping[str, Choice], model: LayerFacts, mesh: Mesh) -> di
     """
     variables = model.all_variables()
     shapes: dict[str, set[tuple[int, ...]]] = defaultdict(set)
-    known = {each.path: each for each in variables}
-    for each in variables:
-        shapes[each.path].add(each.shape)
+    known = {variable.path: variable for variable in variables}
+    for variable in variables:
+        shapes[variable.path].add(variable.shape)
     outputs = {layer.output_path for layer in model.layers()} - {""}
     for path, choice in choices.items():
         if path not in known and path not in outputs:
@@ -68,8 +68,8 @@ def complete(choices: Mapping[str, Choice], model: LayerFacts, mesh: Mesh) -> di
             _check(path, known.get(path), choice, mesh)
     left_out = "replicated: left out by the policy"
     return {
-        path: choices.get(path, Choice(replicated(each), left_out))
-        for path, each in known.items()
+        path: choices.get(path, Choice(replicated(variable), left_out))
+        for path, variable in known.items()
         if len(shapes[path]) == 1
     } | {path: choice for path, choice in choices.items() if path not in known}
 
@@ -100,12 +100,12 @@ def rules(choices: Mapping[str, Choice], others: Iterable[str] = ()) -> tuple[Ru
         block_\d+/up/kernel (None, 'model')
         norm/beta (None,)
     """
-    found: list[Rule] = []
-    specs = {path: each.spec for path, each in choices.items()}
+    merged_rules: list[Rule] = []
+    specs = {path: choice.spec for path, choice in choices.items()}
     for key, paths in shared_keys(specs, others):
         reasons = dict.fromkeys(choices[path].reason for path in paths)
-        found.append(Rule(key, choices[paths[0]].spec, "; ".join(reasons)))
-    return tuple(found)
+        merged_rules.append(Rule(key, choices[paths[0]].spec, "; ".join(reasons)))
+    return tuple(merged_rules)
 
 
 def shared_keys(
@@ -141,7 +141,7 @@ def _pattern(paths: list[str]) -> str:
     """Returns the regular expression for paths of one form, in which different numbers are open."""
     texts = _NUMBER.split(paths[0])
     numbers = zip(*map(_NUMBER.findall, paths), strict=True)
-    common = [each[0] if len(set(each)) == 1 else r"\d+" for each in numbers]
+    common = [numbers_at[0] if len(set(numbers_at)) == 1 else r"\d+" for numbers_at in numbers]
     return _escaped(texts[0]) + "".join(
         number + _escaped(text) for number, text in zip(common, texts[1:], strict=True)
     )

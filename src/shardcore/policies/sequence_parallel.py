@@ -85,7 +85,7 @@ class _Edges:
 
     def _in_order(self, layer: LayerFacts) -> Iterator[tuple[str, Choice]]:
         """Yields the choices for embeddings, blocks and later norms of a layer without a graph."""
-        roles = {each.name: self.roles.of(each) for each in layer.children}
+        roles = {child.name: self.roles.of(child) for child in layer.children}
         if "block" not in roles.values():
             return
         for child in layer.children:

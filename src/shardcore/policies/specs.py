@@ -24,7 +24,9 @@ def replicated(variable: VariableFacts) -> Spec:
 
 def all_replicated(variables: Iterable[VariableFacts], why: str) -> dict[str, Choice]:
     """Returns the choices that shard none of `variables`."""
-    return {each.path: Choice(replicated(each), f"replicated: {why}") for each in variables}
+    return {
+        variable.path: Choice(replicated(variable), f"replicated: {why}") for variable in variables
+    }
 
 
 def sharded(variable: VariableFacts, dim: int, axis: str) -> Spec:

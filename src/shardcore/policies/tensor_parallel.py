@@ -35,7 +35,7 @@ def plan(model: LayerFacts, mesh: Mesh, *, axis: str | None = None, small: int =
     for layer in model.layers():
         chosen = sharder.choices(layer) | chosen  # the choice of a parent has precedence
     chosen |= sharder.heads(model, chosen)
-    return {each.path: chosen[each.path] for each in model.all_variables()}
+    return {variable.path: chosen[variable.path] for variable in model.all_variables()}
 
 
 @attrs.frozen
@@ -55,12 +55,12 @@ class _Sharder:
         is_norm = layer.kind.endswith("Normalization")
         why = "a norm sees all channels" if is_norm else f"{layer.kind} is not sharded"
         own = all_replicated(layer.variables, why)
-        if found := list(attentions(layer)):
-            for each in found:
+        if layer_attentions := list(attentions(layer)):
+            for attention in layer_attentions:
                 own |= (
-                    each.replicated(self._is_small("the attention", each.bytes))
-                    if each.bytes < self.small
-                    else each.choices(self.axis, self.parts)
+                    attention.replicated(self._is_small("the attention", attention.bytes))
+                    if attention.bytes < self.small
+                    else attention.choices(self.axis, self.parts)
                 )
             return own
         if bank := bank_of(layer):
@@ -71,16 +71,16 @@ class _Sharder:
 
     def heads(self, model: LayerFacts, chosen: Choices) -> Choices:
         """Returns the choices for the layers that give the outputs of `model`, and are no rows."""
-        found: Choices = {}
+        choices: Choices = {}
         for linear in graph_heads(model):
             if any(chosen[linear.path].spec):
                 continue
             if linear.kernel.bytes < self.small:
                 size = linear.kernel.bytes
-                found |= _replicated([(linear, self._is_small("the output layer", size))])
+                choices |= _replicated([(linear, self._is_small("the output layer", size))])
             else:
-                found |= linear.columns(self.axis, "columns: a rank computes its own outputs")
-        return found
+                choices |= linear.columns(self.axis, "columns: a rank computes its own outputs")
+        return choices
 
     def _experts(self, bank: Bank) -> Choices:
         if bank.bytes < self.small:
@@ -89,7 +89,10 @@ class _Sharder:
             why = f"{bank.experts} experts do not divide by {self.parts}"
             return all_replicated(bank.variables, why)
         reason = "experts: a rank computes its own, the sum over all is reduced"
-        return {each.path: Choice(sharded(each, 0, self.axis), reason) for each in bank.variables}
+        return {
+            variable.path: Choice(sharded(variable, 0, self.axis), reason)
+            for variable in bank.variables
+        }
 
     def _embedding(self, layer: LayerFacts) -> Choices:
         """Returns the choices for the table, and for its untied reverse, which makes logits."""
@@ -114,17 +117,17 @@ class _Sharder:
         regions, alone = (block_regions if layer.feeds is None else graph_regions)(layer)
         chosen = _replicated(alone)
         taken: set[str] = set()
-        for region in sorted(regions, key=lambda each: -each.bytes):
-            why = self._why_not(region, taken)
+        for region in sorted(regions, key=lambda region: -region.bytes):
+            why = self._reason_against(region, taken)
             if why is None:
-                taken |= {each.path for each in region.members}
+                taken |= {member.path for member in region.members}
                 chosen |= self._region(region)
             else:
-                chosen = _replicated([(each, why) for each in region.columns]) | chosen
+                chosen = _replicated([(linear, why) for linear in region.columns]) | chosen
         return chosen
 
-    def _why_not(self, region: Region, taken: set[str]) -> str | None:
-        if not taken.isdisjoint(each.path for each in region.members):
+    def _reason_against(self, region: Region, taken: set[str]) -> str | None:
+        if not taken.isdisjoint(member.path for member in region.members):
             return "a layer that it would pair with is in another pair"
         if region.width % self.parts:
             return f"width {region.width} does not divide by {self.parts}"
@@ -134,15 +137,15 @@ class _Sharder:
 
     def _region(self, region: Region) -> Choices:
         chosen: Choices = {}
-        columns = ", ".join(dict.fromkeys(each.layer.name for each in region.columns))
-        rows = ", ".join(dict.fromkeys(each.layer.name for each in region.rows))
+        columns = ", ".join(dict.fromkeys(linear.layer.name for linear in region.columns))
+        rows = ", ".join(dict.fromkeys(linear.layer.name for linear in region.rows))
         for linear in region.columns:
             chosen |= linear.columns(self.axis, f"columns: {rows} sums up (by {region.found_by})")
         for linear in region.rows:
             chosen |= linear.rows(self.axis, f"rows: sums up {columns} (by {region.found_by})")
         for layer in region.between:
-            for each in layer.variables:
-                chosen[each.path] = Choice(sharded(each, 0, self.axis), f"as {columns}")
+            for variable in layer.variables:
+                chosen[variable.path] = Choice(sharded(variable, 0, self.axis), f"as {columns}")
         return chosen
 
     def _is_small(self, what: str, size: int) -> str:
@@ -150,7 +153,7 @@ class _Sharder:
 
 
 def _replicated(layers: list[tuple[Linear, str]]) -> Choices:
-    found: Choices = {}
+    choices: Choices = {}
     for linear, why in layers:
-        found |= all_replicated(linear.layer.variables, why)
-    return found
+        choices |= all_replicated(linear.layer.variables, why)
+    return choices

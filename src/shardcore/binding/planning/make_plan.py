@@ -14,11 +14,11 @@ from shardcore.binding.planning.plan import Plan
 from shardcore.binding.planning.repeats import runs_of
 from shardcore.domain.errors import PolicyError
 from shardcore.domain.mesh import Mesh
-from shardcore.policies.rules import Planned
+from shardcore.policies.rules import PlannedRules
 from shardcore.ports.model import LayerFacts, VariableFacts
 from shardcore.ports.types import MeshLike
 
-Choose = Callable[[LayerFacts, Mesh], Planned]
+Choose = Callable[[LayerFacts, Mesh], PlannedRules]
 
 
 def make_plan(
@@ -55,7 +55,7 @@ def facts_of(model: object, sessions: Sessions | None) -> LayerFacts:
     return _facts_of_built(model, name, building(), keras_private.variables_without_memory(name))
 
 
-def plan_of(facts: LayerFacts, mesh: MeshLike, policy: str, planned: Planned) -> Plan:
+def plan_of(facts: LayerFacts, mesh: MeshLike, policy: str, planned: PlannedRules) -> Plan:
     """Returns the plan over `mesh` that has the rules of a policy."""
     outputs = [layer.output_path for layer in facts.layers() if layer.output_path]
     return Plan(_device_mesh(mesh), policy, facts.all_variables(), outputs, planned)

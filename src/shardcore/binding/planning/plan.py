@@ -9,7 +9,7 @@ from shardcore.domain.errors import RuleError
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.paths.rules import PathRules
 from shardcore.domain.spec import DimSpec, dim_spec
-from shardcore.policies.rules import Planned
+from shardcore.policies.rules import PlannedRules
 from shardcore.ports.model import VariableFacts
 from shardcore.ports.types import LayoutLike
 from shardcore.reporting.plan import PlanReport, plan_report
@@ -31,7 +31,7 @@ class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
         policy: str,
         variables: Collection[VariableFacts],
         outputs: Collection[str],
-        planned: Planned,
+        planned: PlannedRules,
     ) -> None:
         super().__init__(device_mesh)
         self.policy = policy

@@ -25,7 +25,7 @@ from shardcore.domain.steps.layer_steps import layer_steps
 from shardcore.domain.steps.repeats import with_all_blocks
 from shardcore.domain.steps.runs import Run
 from shardcore.policies.candidates import Candidate
-from shardcore.policies.rules import Planned
+from shardcore.policies.rules import PlannedRules
 from shardcore.ports.model import LayerFacts
 from shardcore.reporting.logs import log_of
 
@@ -64,7 +64,7 @@ class PlannedCandidate:
     """A candidate with the rules of its policy."""
 
     candidate: Candidate
-    plan: Planned
+    plan: PlannedRules
 
 
 @attrs.frozen

@@ -35,11 +35,11 @@ class Attention:
     @property
     def bytes(self) -> int:
         """The bytes of its variables."""
-        return sum(each.bytes for layer in self._layers for each in layer.all_variables())
+        return sum(variable.bytes for layer in self._layers for variable in layer.all_variables())
 
     def replicated(self, why: str) -> dict[str, Choice]:
         """Returns the choices that shard nothing."""
-        variables = (each for layer in self._layers for each in layer.all_variables())
+        variables = (variable for layer in self._layers for variable in layer.all_variables())
         return all_replicated(variables, why)
 
     def choices(self, axis: str, parts: int) -> dict[str, Choice]:
@@ -54,21 +54,23 @@ class Attention:
             return self.replicated("its kernels do not show its heads")
         if heads % parts:
             return self.replicated(f"{heads} heads do not divide by {parts}")
-        found = output.rows(axis, f"rows: sums up {heads} heads over {axis!r}")
+        choices = output.rows(axis, f"rows: sums up {heads} heads over {axis!r}")
         for layer in self.inputs:
-            found |= self._of_input(layer, self._into_heads(layer, output, heads), axis, parts)
-        return found
+            choices |= self._input_choices(
+                layer, self._into_heads(layer, output, heads), axis, parts
+            )
+        return choices
 
     @property
     def _layers(self) -> tuple[LayerFacts, ...]:
         return (*self.inputs, self.output)
 
-    def _of_input(
-        self, layer: LayerFacts, found: tuple[Linear, int] | None, axis: str, parts: int
+    def _input_choices(
+        self, layer: LayerFacts, projection: tuple[Linear, int] | None, axis: str, parts: int
     ) -> dict[str, Choice]:
-        if found is None:
+        if projection is None:
             return all_replicated(layer.all_variables(), "its kernel does not show its heads")
-        linear, heads = found
+        linear, heads = projection
         if heads % parts:
             why = f"{heads} {layer.name} heads do not divide by {parts}"
             return all_replicated(layer.variables, why)
@@ -101,7 +103,7 @@ class Attention:
 def attentions(layer: LayerFacts) -> Iterator[Attention]:
     """Yields the attentions whose projections `layer` has."""
     for names, last in _NAMES:
-        inputs = tuple(each for name in names if (each := layer.child(name)))
+        inputs = tuple(projection for name in names if (projection := layer.child(name)))
         output = layer.child(last)
         if len(inputs) == len(names) and output is not None:
             yield Attention(inputs, output, layer.config.get("num_heads"))

@@ -15,7 +15,7 @@ class Bank:
     @property
     def bytes(self) -> int:
         """The bytes of all experts."""
-        return sum(each.bytes for each in self.variables)
+        return sum(variable.bytes for variable in self.variables)
 
 
 def bank_of(layer: LayerFacts) -> Bank | None:
@@ -31,7 +31,7 @@ def bank_of(layer: LayerFacts) -> Bank | None:
         >>> bank.experts, [each.name for each in bank.variables]
         (4, ['up', 'up_bias', 'down'])
     """
-    kernels = [each.shape for each in layer.variables if len(each.shape) == 3]
+    kernels = [variable.shape for variable in layer.variables if len(variable.shape) == 3]
     counts = {shape[0] for shape in kernels}
     if len(kernels) < 2 or len(counts) != 1 or kernels[0][1] != kernels[-1][2]:
         return None
@@ -64,7 +64,7 @@ def einsum_bank(layer: LayerFacts) -> Bank | None:
     if first not in given or first not in output or len(rest) != 2:
         return None
     contracted_and_new = {(True, False), (False, True)}
-    if {(each in given, each in output) for each in rest} != contracted_and_new:
+    if {(letter in given, letter in output) for letter in rest} != contracted_and_new:
         return None
     experts = kernel.shape[0]
     return Bank(

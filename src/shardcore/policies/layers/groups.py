@@ -25,7 +25,7 @@ def layer_groups(model: LayerFacts) -> tuple[tuple[str, ...], ...]:
     """
     names = Counter(layer.name for layer in model.layers())
     groups = (
-        tuple(each.path for each in group if names[each.name] == 1 and each.all_variables())
+        tuple(layer.path for layer in group if names[layer.name] == 1 and layer.all_variables())
         for group in _groups(model)
     )
     return tuple(group for group in groups if group)
@@ -34,8 +34,8 @@ def layer_groups(model: LayerFacts) -> tuple[tuple[str, ...], ...]:
 def _groups(layer: LayerFacts) -> Iterator[list[LayerFacts]]:
     """Yields the groups of the children of `layer`, in the order of their first layers."""
     group_of = {child.name: child.name for child in layer.children}
-    for together in _together(layer):
-        first, *others = dict.fromkeys(group_of[name] for name in together)
+    for names in _names_together(layer):
+        first, *others = dict.fromkeys(group_of[name] for name in names)
         group_of = {n: first if group in others else group for n, group in group_of.items()}
     sizes = Counter(group_of.values())
     for name in dict.fromkeys(group_of.values()):
@@ -46,11 +46,11 @@ def _groups(layer: LayerFacts) -> Iterator[list[LayerFacts]]:
             yield group
 
 
-def _together(layer: LayerFacts) -> Iterator[tuple[str, ...]]:
+def _names_together(layer: LayerFacts) -> Iterator[tuple[str, ...]]:
     """Yields the names of children that are laid out together."""
     yield from layer.runs
     if layer.feeds is not None:
         regions, _ = graph_regions(layer)
         for region in regions:
-            members = (*(each.layer for each in region.members), *region.between)
-            yield tuple(each.name for each in members)
+            members = (*(member.layer for member in region.members), *region.between)
+            yield tuple(member.name for member in members)

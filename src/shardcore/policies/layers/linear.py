@@ -66,15 +66,15 @@ class Linear:
 
     def columns(self, axis: str, reason: str) -> dict[str, Choice]:
         """Returns its variables sharded by the width of the output."""
-        found = {self.path: Choice(sharded(self.kernel, self.out_dim, axis), reason)}
+        choices = {self.path: Choice(sharded(self.kernel, self.out_dim, axis), reason)}
         if self.bias is not None and len(self.bias.shape) >= self.new_dims:
-            found[self.bias.path] = Choice(sharded(self.bias, -self.new_dims, axis), reason)
-        return found
+            choices[self.bias.path] = Choice(sharded(self.bias, -self.new_dims, axis), reason)
+        return choices
 
     def rows(self, axis: str, reason: str) -> dict[str, Choice]:
         """Returns its variables sharded by the width that is contracted."""
-        found = {self.path: Choice(sharded(self.kernel, self.in_dim, axis), reason)}
-        return found | all_replicated([self.bias] if self.bias else [], "added to the sum")
+        choices = {self.path: Choice(sharded(self.kernel, self.in_dim, axis), reason)}
+        return choices | all_replicated([self.bias] if self.bias else [], "added to the sum")
 
 
 def as_linear(layer: LayerFacts) -> Linear | None:

@@ -38,7 +38,7 @@ class Region:
     @property
     def bytes(self) -> int:
         """The bytes of their kernels."""
-        return sum(each.kernel.bytes for each in self.members)
+        return sum(member.kernel.bytes for member in self.members)
 
 
 class NoRegionError(PolicyError):
@@ -61,7 +61,7 @@ class Graph:
         for producer, user in model.feeds or ():
             producers[user].append(producer)
             users[producer].append(user)
-        nodes = {each.name: each for each in model.children}
+        nodes = {node.name: node for node in model.children}
         return cls(nodes, producers, users, frozenset(model.outputs))
 
     def region(self, start: str) -> Region:
@@ -84,7 +84,7 @@ class Graph:
                     todo.append(user)
                 else:
                     rows[user] = None
-        return self._checked(sharded, rows)
+        return self._checked_region(sharded, rows)
 
     def _sharded_with(self, name: str) -> list[str]:
         """Returns the linear layers whose outputs must be sharded with the output of `name`."""
@@ -98,7 +98,7 @@ class Graph:
             raise NoRegionError(f"{node.config.get('activation')} needs all its channels")
         return self.producers[name] if linear is None else []
 
-    def _checked(self, sharded: dict[str, None], rows: dict[str, None]) -> Region:
+    def _checked_region(self, sharded: dict[str, None], rows: dict[str, None]) -> Region:
         for name in rows:
             if as_linear(self.nodes[name]) is None:
                 raise NoRegionError(f"{name!r} ({self.nodes[name].kind}) needs its full output")
@@ -110,7 +110,7 @@ class Graph:
             raise NoRegionError("its output comes back to it")
         columns = _linears(self.nodes[name] for name in sharded)
         summing = _linears(self.nodes[name] for name in rows)
-        widths = {each.width_out for each in columns} | {each.width_in for each in summing}
+        widths = {linear.width_out for linear in columns} | {linear.width_in for linear in summing}
         if len(widths) > 1:
             raise NoRegionError(f"it meets other widths: {', '.join(map(str, sorted(widths)))}")
         # Channelwise layers with a value per channel.
@@ -119,13 +119,13 @@ class Graph:
 
 
 def _linears(layers: Iterable[LayerFacts]) -> tuple[Linear, ...]:
-    return tuple(linear for each in layers if (linear := as_linear(each)) is not None)
+    return tuple(linear for layer in layers if (linear := as_linear(layer)) is not None)
 
 
-Found = tuple[list[Region], list[tuple[Linear, str]]]
+Regions = tuple[list[Region], list[tuple[Linear, str]]]
 
 
-def graph_regions(model: LayerFacts) -> Found:
+def graph_regions(model: LayerFacts) -> Regions:
     """Returns the regions of a model with a graph, and the other linear layers with a reason."""
     graph = Graph.of(model)
     regions: dict[frozenset[str], Region] = {}
@@ -139,7 +139,7 @@ def graph_regions(model: LayerFacts) -> Found:
         except NoRegionError as why:
             alone.append((linear, str(why)))
         else:
-            regions[frozenset(each.path for each in region.columns)] = region
+            regions[frozenset(linear.path for linear in region.columns)] = region
     return list(regions.values()), alone
 
 
@@ -153,17 +153,19 @@ def graph_heads(model: LayerFacts) -> tuple[Linear, ...]:
         return ()
     graph = Graph.of(model)
     last = _linears(graph.nodes[name] for name in model.outputs if not graph.users[name])
-    return tuple(each for each in last if each.is_elementwise and each.width_out > each.width_in)
+    return tuple(
+        linear for linear in last if linear.is_elementwise and linear.width_out > linear.width_in
+    )
 
 
-def block_regions(block: LayerFacts) -> Found:
+def block_regions(block: LayerFacts) -> Regions:
     """Returns the regions of a block without a graph, and the other linear layers with a reason.
 
     Consecutive linear layers of one shape (d, f) are the columns. Batch normalizations of width f
     may follow. The next layer is the rows if it is linear and of shape (f, ...). If this guess
     might be wrong, there is no region.
     """
-    layers = [child for child in block.children if _counts(child)]
+    layers = [child for child in block.children if _has_weights(child)]
     regions: list[Region] = []
     alone: list[tuple[Linear, str]] = []
     while layers:
@@ -172,19 +174,19 @@ def block_regions(block: LayerFacts) -> Found:
             layers = layers[1:]
             continue
         rest = layers[len(columns) :]
-        norms = list(takewhile(lambda each: each.is_a("BatchNormalization"), rest))
+        norms = list(takewhile(lambda layer: layer.is_a("BatchNormalization"), rest))
         row = as_linear(rest[len(norms)]) if len(rest) > len(norms) else None
-        why = _why_no_pair(columns, norms, row, block)
+        why = _reason_against_pair(columns, norms, row, block)
         if why is None and row is not None:
             regions.append(Region(tuple(columns), (row,), tuple(norms), "order and shapes"))
             layers = rest[len(norms) + 1 :]
         else:
-            alone += [(each, f"no graph, and {why}") for each in columns]
+            alone += [(linear, f"no graph, and {why}") for linear in columns]
             layers = rest
     return regions, alone
 
 
-def _counts(layer: LayerFacts) -> bool:
+def _has_weights(layer: LayerFacts) -> bool:
     """Returns whether the layer has weights: a dropout only has a seed."""
     is_norm = layer.is_a("BatchNormalization")
     return bool(layer.all_variables()) and (is_norm or not is_channelwise(layer))
@@ -192,16 +194,16 @@ def _counts(layer: LayerFacts) -> bool:
 
 def _same_shape(layers: list[LayerFacts]) -> list[Linear]:
     """Returns the first linear layers of `layers`, as far as they have one shape."""
-    found: list[Linear] = []
+    linears: list[Linear] = []
     for layer in layers:
         linear = as_linear(layer)
-        if linear is None or (found and linear.kernel.shape != found[0].kernel.shape):
+        if linear is None or (linears and linear.kernel.shape != linears[0].kernel.shape):
             break
-        found.append(linear)
-    return found
+        linears.append(linear)
+    return linears
 
 
-def _why_no_pair(
+def _reason_against_pair(
     columns: list[Linear], norms: list[LayerFacts], row: Linear | None, block: LayerFacts
 ) -> str | None:
     width = columns[0].width_out
@@ -211,13 +213,13 @@ def _why_no_pair(
         return "the next linear layer of its block has another width"
     if columns[0].width_in == width:
         return "by its shape it may be a column or a row"
-    if not all(each.is_elementwise for each in columns):
+    if not all(linear.is_elementwise for linear in columns):
         return "its activation needs all its channels"
-    all_norms = (each for each in block.children if each.kind.endswith("Normalization"))
-    others = [each for each in all_norms if each not in norms]
-    if any(v.shape == (width,) for each in others for v in each.variables):
+    all_norms = (child for child in block.children if child.kind.endswith("Normalization"))
+    others = [norm for norm in all_norms if norm not in norms]
+    if any(v.shape == (width,) for other in others for v in other.variables):
         return "a norm of its width may stand behind it"
-    shapes = {variable.shape for each in norms for variable in each.variables}
+    shapes = {variable.shape for norm in norms for variable in norm.variables}
     if not shapes <= {(width,)} or not all(map(is_channelwise, norms)):
         return "the norm behind it is not of its channels"
     return None

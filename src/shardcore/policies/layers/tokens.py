@@ -19,17 +19,17 @@ from shardcore.ports.policy import Choice
 # separately, without and with weights; the two ends of a region of tensor parallelism, and an
 # entire region; a block whose input and output are parts; any other layer.
 Role: TypeAlias = Literal[
-    "tokens", "table", "each", "norm", "columns", "rows", "region", "block", "other"
+    "tokens", "table", "tokenwise", "norm", "columns", "rows", "region", "block", "other"
 ]
 NORMS = ("LayerNormalization", "RMSNormalization")
 # Layers that compute each channel separately, but mix tokens.
 _MIXING = (
     "BatchNormalization", "SpatialDropout", "Pooling", "ZeroPadding", "Cropping", "UpSampling",
 )  # fmt: skip
-EACH = frozenset(kind for kind in CHANNELWISE if not any(each in kind for each in _MIXING))
+TOKENWISE = frozenset(kind for kind in CHANNELWISE if not any(mixing in kind for mixing in _MIXING))
 # Roles whose outputs are parts, that pass parts on, and that need the full sequence repeatedly.
 _SOURCES = ("tokens", "rows", "region", "block")
-_PASSING = ("each", "norm", "block")
+_PASSING = ("tokenwise", "norm", "block")
 _REGIONS = ("columns", "region")
 
 
@@ -55,9 +55,9 @@ class Roles:
             return "tokens" if len(shape) == 2 and shape[0] != 1 else "table"
         if layer.is_a(*NORMS):
             return "norm" if _is_over_channels(layer) else "other"
-        if layer.is_a(*EACH) and is_channelwise(layer):
-            return "each"
-        return self._of_parts(layer)
+        if layer.is_a(*TOKENWISE) and is_channelwise(layer):
+            return "tokenwise"
+        return self._role_of_container(layer)
 
     def ends(self, layer: LayerFacts) -> Iterator[LayerFacts]:
         """Yields the layers in it, or itself, whose outputs are its parts."""
@@ -82,15 +82,15 @@ class Roles:
         kernel = layer.variable("kernel")
         return kernel is not None and self.chosen[kernel.path].spec[dim] == self.axis
 
-    def _of_parts(self, layer: LayerFacts) -> Role:
+    def _role_of_container(self, layer: LayerFacts) -> Role:
         """Returns the role of a layer with layers in it.
 
         Without a graph, as many norms as regions are taken for a block in which each region follows
         a norm. A wrong guess costs time only.
         """
-        roles = [self.of(each) for each in layer.children if not each.is_a("InputLayer")]
+        roles = [self.of(child) for child in layer.children if not child.is_a("InputLayer")]
         sums = roles.count("rows") + roles.count("region")
-        inside = set(roles) - {"each"}
+        inside = set(roles) - {"tokenwise"}
         if inside <= {"columns", "rows", "region"} and sums == 1:
             return "region"
         if layer.feeds is not None:
@@ -104,8 +104,12 @@ class Roles:
 
 def _attention_output(layer: LayerFacts) -> LayerFacts | None:
     """Returns the last layer in an attention; None if `layer` is no attention, or does more."""
-    found = list(attentions(layer))
-    return found[0].output if len(found) == 1 and not found[0].is_fused else None
+    attentions_in_layer = list(attentions(layer))
+    return (
+        attentions_in_layer[0].output
+        if len(attentions_in_layer) == 1 and not attentions_in_layer[0].is_fused
+        else None
+    )
 
 
 def _is_over_channels(norm: LayerFacts) -> bool:
@@ -129,9 +133,9 @@ class Flow:
 
         A layer that gives the model's output needs the full sequence once.
         """
-        found = {each.name: roles.of(each) for each in model.children}
-        heads: dict[str, Role] = {each.layer.name: "other" for each in graph_heads(model)}
-        return cls(Graph.of(model), found | heads)
+        child_roles = {child.name: roles.of(child) for child in model.children}
+        heads: dict[str, Role] = {head.layer.name: "other" for head in graph_heads(model)}
+        return cls(Graph.of(model), child_roles | heads)
 
     def sharded(self) -> list[str]:
         """Returns the layers whose outputs are computed in parts of the sequence.
@@ -141,45 +145,49 @@ class Flow:
         """
         sources = {name for name, role in self.roles.items() if role in _SOURCES}
         while True:
-            sharded = self._reached(sources)
+            sharded = self._sharded_from(sources)
             costly = [name for name in sharded if self._is_costly(name)]
             if not costly:
                 # If no layer computes with the parts, the sum is all-reduced instead.
                 users = self.graph.users
-                return [name for name in sharded if any(map(self._passes, [name, *users[name]]))]
-            sources -= self._together(costly, sharded)
+                return [
+                    name
+                    for name in sharded
+                    if any(map(self._passes_parts_on, [name, *users[name]]))
+                ]
+            sources -= self._combined_with(costly, sharded)
 
     def is_gathered(self, name: str) -> bool:
         """Returns whether the sharded output of `name` is all-gathered at once for its users."""
         users = self.graph.users[name]
         is_layer = bool(self.graph.nodes[name].output_path)
-        return is_layer and bool(users) and not any(map(self._passes, users))
+        return is_layer and bool(users) and not any(map(self._passes_parts_on, users))
 
-    def _reached(self, sources: set[str]) -> list[str]:
+    def _sharded_from(self, sources: set[str]) -> list[str]:
         """Returns the sources and the layers that pass parts on, in the order of the graph."""
         sharded: dict[str, None] = {}
         for name, role in self.roles.items():
             is_fed = not sharded.keys().isdisjoint(self.graph.producers[name])
-            if name in sources or (role in ("each", "norm") and is_fed):
+            if name in sources or (role in ("tokenwise", "norm") and is_fed):
                 sharded[name] = None
         return list(sharded)
 
-    def _passes(self, name: str) -> bool:
+    def _passes_parts_on(self, name: str) -> bool:
         return self.roles[name] in _PASSING
 
     def _is_costly(self, name: str) -> bool:
         users = [self.roles[user] for user in self.graph.users[name]]
         return not self.is_gathered(name) and not set(_REGIONS).isdisjoint(users)
 
-    def _together(self, names: Iterable[str], sharded: list[str]) -> set[str]:
+    def _combined_with(self, names: Iterable[str], sharded: list[str]) -> set[str]:
         """Returns `names` and the layers that are combined with them without an all-gather."""
-        found: set[str] = set()
+        together: set[str] = set()
         todo = list(names)
         while todo:
             name = todo.pop()
-            if name in found or name not in sharded:
+            if name in together or name not in sharded:
                 continue
-            found.add(name)
-            todo += filter(self._passes, self.graph.users[name])
-            todo += self.graph.producers[name] if self._passes(name) else []
-        return found
+            together.add(name)
+            todo += filter(self._passes_parts_on, self.graph.users[name])
+            todo += self.graph.producers[name] if self._passes_parts_on(name) else []
+        return together

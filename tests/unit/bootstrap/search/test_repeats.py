@@ -9,7 +9,7 @@ from shardcore.domain.machines.known import known_machines
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.steps.larger_mesh import RankStep
 from shardcore.policies.candidates import Candidate
-from shardcore.policies.rules import Planned, Rule
+from shardcore.policies.rules import PlannedRules, Rule
 from shardcore.ports.model import LayerFacts, VariableFacts
 
 KIB = 1024 // 4  # elements
@@ -39,7 +39,7 @@ def repeats(count, *sizes):
 
 def planned(policy):
     """Returns a candidate whose rules shard all weights."""
-    rules = Planned((Rule(".*", ("data",), policy),), ("data",))
+    rules = PlannedRules((Rule(".*", ("data",), policy),), ("data",))
     return PlannedCandidate(Candidate(policy, MESH), rules)
 
 
@@ -74,7 +74,7 @@ def test_all_blocks_are_traced_if_the_engine_holds_the_weights_of_most():
 )
 def test_weights_that_are_sharded_over_the_model_axis_too_are_held_by_their_shards(spec, expected):
     mesh = Mesh((2, 4), ("data", "model"))
-    rules = Planned((Rule(".*", spec, "any"),), ("data",))
+    rules = PlannedRules((Rule(".*", spec, "any"),), ("data",))
     candidate = PlannedCandidate(Candidate("any", mesh), rules)
     assert [len(run.traced) for run in repeats(24, (2048, 4096)).under(candidate)] == expected
 
@@ -118,7 +118,7 @@ def test_a_candidate_without_copies_leaves_the_proof_to_the_next(monkeypatch):
         return [(RankStep(MESH, (), (), {"variables": 1}),)] * 2
 
     monkeypatch.setattr("shardcore.bootstrap.search.repeats.steps", steps)
-    replicated = attrs.evolve(planned("data_parallel"), plan=Planned((), ("data",)))
+    replicated = attrs.evolve(planned("data_parallel"), plan=PlannedRules((), ("data",)))
     both = [planned("fully_sharded"), replicated]
     assert len(proven(repeats(96, 600 * KIB), both, REQUEST, MACHINE).runs) == 1
     assert [[count for _, count in pair] for pair in asked] == [[4, 5]]
