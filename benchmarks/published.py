@@ -15,7 +15,7 @@ from benchmarks.models import Block
 from shardcore.binding.planning.make_plan import facts_of
 from shardcore.bootstrap import machines
 from shardcore.bootstrap.search import search
-from shardcore.bootstrap.search.repeats import Repeats, priced_steps
+from shardcore.bootstrap.search.repeats import Repeats, trace_steps
 from shardcore.bootstrap.search.traces import PlannedCandidate, TraceRequest
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.steps.cost import cost_of
@@ -49,9 +49,11 @@ class Row:
         tokens = np.zeros((1, self.length), "int32")
         repeats = Repeats.of(facts_of(self.build, None))
         request = TraceRequest(self.build, (tokens, tokens), self.rows)
-        planned = search.with_rules(self.layout, self.rows, machine, repeats.short, repeats.times)
+        planned = search.plan_candidate(
+            self.layout, self.rows, machine, repeats.short, repeats.times
+        )
         assert isinstance(planned, PlannedCandidate), planned
-        ((step,),) = priced_steps([[planned]], request, machine, repeats)
+        ((step,),) = trace_steps([[planned]], request, machine, repeats)
         seconds = cost_of(step, machine).seconds
         return self.rows * self.length / self.layout.mesh.size / seconds
 

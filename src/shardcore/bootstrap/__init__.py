@@ -73,7 +73,7 @@ def install(strategy: str, options: dict[str, object]) -> Installation:
     """Chooses a strategy and binds it into Keras; the same one again changes nothing."""
     global _installed  # noqa: PLW0603 - one Keras per process
     if _installed is not None:
-        return _again(_installed, strategy, options)
+        return _check_again(_installed, strategy, options)
     with ExitStack() as undo:
         undo.callback(configure(_rank))
         undo.callback(show_user_frames())
@@ -108,9 +108,9 @@ def install(strategy: str, options: dict[str, object]) -> Installation:
     if newer:
         logger.warning("%s The self-check found nothing that does not fit.", " ".join(newer))
     # "auto" reports only that it cannot have the strategy that it prefers.
-    best = plugins.preferred(list(loaded.strategies.found.values()))
+    best = plugins.most_preferred(list(loaded.strategies.entries.values()))
     level = logging.INFO if strategy == "auto" and entry.name != best.name else logging.DEBUG
-    logger.log(level, "strategy %r chosen%s", entry.name, _because(passed_over))
+    logger.log(level, "strategy %r chosen%s", entry.name, _reasons_text(passed_over))
     return _installed
 
 
@@ -150,22 +150,24 @@ def status() -> Status:
     )
 
 
-def _again(installed: Installation, strategy: str, options: dict[str, object]) -> Installation:
+def _check_again(
+    installed: Installation, strategy: str, options: dict[str, object]
+) -> Installation:
     if strategy in ("auto", installed.entry.name) and options in ({}, installed.options):
         return installed
     raise StrategyError(
         f"shardcore is installed with strategy {installed.entry.name!r}"
-        f"{_listed(installed.options)}, so it cannot be installed with {strategy!r}"
-        f"{_listed(options)}: call shardcore.uninstall() first. Variables that are laid out stay "
-        "with the strategy that made them, so build the model again after it."
+        f"{_options_text(installed.options)}, so it cannot be installed with {strategy!r}"
+        f"{_options_text(options)}: call shardcore.uninstall() first. Variables that are laid out "
+        "stay with the strategy that made them, so build the model again after it."
     )
 
 
-def _listed(options: dict[str, object]) -> str:
+def _options_text(options: dict[str, object]) -> str:
     return "".join(f", {name}={value!r}" for name, value in options.items())
 
 
-def _because(passed_over: dict[str, str]) -> str:
+def _reasons_text(passed_over: dict[str, str]) -> str:
     reasons = "; ".join(f"not {name!r}: {reason}" for name, reason in passed_over.items())
     return f" ({reasons})" if reasons else ""
 

@@ -31,7 +31,7 @@ def plan(model: object, mesh: object, devices: int | None, options: Mapping[str,
             "Policy 'auto' chooses the mesh too: give the number of devices, plan(build, "
             f"devices=8, policy='auto', batch=batch), got mesh={mesh!r}, devices={devices!r}."
         )
-    build = _checked(model, options)
+    build = _checked_builder(model, options)
     from shardcore.binding.inspection.traced_step import rows_of
     from shardcore.binding.planning.make_plan import facts_of, joined_mesh, plan_of
 
@@ -44,9 +44,9 @@ def plan(model: object, mesh: object, devices: int | None, options: Mapping[str,
     best = _best(ranking)
     planned = planning.plan(best.policy, facts, best.mesh, best.options)  # of all blocks
     is_here = installed is not None and installed.processes.launched == devices
-    found = plan_of(facts, joined_mesh(best.mesh) if is_here else best.mesh, best.policy, planned)
-    found.ranking = ranking
-    return found
+    chosen = plan_of(facts, joined_mesh(best.mesh) if is_here else best.mesh, best.policy, planned)
+    chosen.ranking = ranking
+    return chosen
 
 
 def _search(request: TraceRequest, devices: int, machine: Machine, facts: LayerFacts) -> Ranking:
@@ -56,14 +56,14 @@ def _search(request: TraceRequest, devices: int, machine: Machine, facts: LayerF
     arguments = (request, devices, machine, facts)
     if forks.can_compute():
         return search.search(*arguments)
-    return launching.apart("plan(policy='auto')", search.search, *arguments)
+    return launching.run_separately("plan(policy='auto')", search.search, *arguments)
 
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _checked(model: object, options: Mapping[str, object]) -> Callable[[], Any]:
+def _checked_builder(model: object, options: Mapping[str, object]) -> Callable[[], Any]:
     """Returns the function that builds the model, after a check of all that is given."""
     unknown = [name for name in options if name not in OPTIONS]
     if unknown:

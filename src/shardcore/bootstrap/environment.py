@@ -52,19 +52,21 @@ def check_versions() -> list[str]:
     """
     newer = []
     for package, (oldest, newest) in TESTED.items():
-        found = package_version(package)
-        if found is None or importlib.util.find_spec(package) is None:
+        installed = package_version(package)
+        if installed is None or importlib.util.find_spec(package) is None:
             raise EnvironmentProblem(
                 f"shardcore needs {package} {oldest} or newer, and it is not installed: "
                 f"pip install {package}."
             )
-        if _release(found) < _release(oldest):
+        if _release(installed) < _release(oldest):
             raise EnvironmentProblem(
-                f"shardcore needs {package} {oldest} or newer, but {found} is installed: "
+                f"shardcore needs {package} {oldest} or newer, but {installed} is installed: "
                 f"pip install '{package}>={oldest}'."
             )
-        if _release(found) > _release(newest):
-            newer.append(f"{package} {found} is newer than {newest}, the newest tested release.")
+        if _release(installed) > _release(newest):
+            newer.append(
+                f"{package} {installed} is newer than {newest}, the newest tested release."
+            )
     return newer
 
 
@@ -107,5 +109,5 @@ def versions() -> dict[str, str | None]:
     """Returns the versions of Python, of shardcore, and of the packages that it works with."""
     packages = ("shardcore", "keras", "torch", "numpy")
     return {"python": platform.python_version()} | {
-        each: package_version(each) for each in packages
+        package: package_version(package) for package in packages
     }

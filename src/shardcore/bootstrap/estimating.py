@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from shardcore import bootstrap
 from shardcore.bootstrap import launching
-from shardcore.bootstrap.search.traces import install_again
+from shardcore.bootstrap.search.traces import reinstall
 from shardcore.domain.errors import PolicyError
 from shardcore.reporting.memory import MemoryReport
 
@@ -40,14 +40,14 @@ def estimate_memory(plan: "Plan", build: Callable[[], object], batch: object) ->
             "over a shardcore.domain.mesh.Mesh."
         )
     # The rules of a plan name layers as the next model of this process will.
-    return launching.apart("estimate_memory()", _simulate, plan, build, batch)
+    return launching.run_separately("estimate_memory()", _simulate, plan, build, batch)
 
 
 def _simulate(plan: "Plan", build: Callable[[], object], batch: object) -> MemoryReport:
     """Returns the memory in this process, which becomes a rank of simulated ones."""
     from shardcore.adapters.job import process_group
 
-    install_again({})
+    reinstall({})
     if not process_group.is_started():
         bootstrap.simulate(plan.mesh.size)
     plan.distribute()

@@ -54,9 +54,9 @@ def _result(call: "RankCall") -> bytes:
     import cloudpickle
 
     from shardcore.adapters.job import forked_ranks
-    from shardcore.bootstrap.sending import Sent
+    from shardcore.bootstrap.sending import StartMessage
 
-    sent = Sent.read(call.folder)
+    sent = StartMessage.read(call.folder)
     forked_ranks.write_stacks(sent.place.stacks(call.rank))
     case = sent.take_over()
     forked_ranks.join_group(case, sent.place)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 import attrs
 
-from shardcore.bootstrap.sending import Sent, keras_state
+from shardcore.bootstrap.sending import StartMessage, keras_state
 from shardcore.domain.errors import EnvironmentProblem, ShardcoreError
 from shardcore.domain.job import resolve_job
 
@@ -44,7 +44,7 @@ def launch(
     _check(start)
     case = Case(function, arguments, passes_rank=False)
     if start == "spawn" or (start is None and (forks.has_devices() or not forks.can_compute())):
-        return _spawned("launch()", case, devices, _of_ranks())
+        return _spawn("launch()", case, devices, _rank_rules())
     if start == "fork" and not forks.can_compute():
         raise EnvironmentProblem(
             "launch(start='fork') forks this process, and torch was used in it in a way that no "
@@ -60,10 +60,10 @@ def run_ranks(case: "Case[_Result]", world_size: int) -> list[_Result]:
 
     if forks.can_compute():
         return forked_ranks.run(case, world_size)
-    return _spawned("run_ranks()", case, world_size, _of_ranks())
+    return _spawn("run_ranks()", case, world_size, _rank_rules())
 
 
-def apart(call: str, function: Callable[..., _Result], *arguments: object) -> _Result:
+def run_separately(call: str, function: Callable[..., _Result], *arguments: object) -> _Result:
     """Returns what a function returns in a separate process, which uses no device.
 
     The next layers get the same names there as in this process.
@@ -85,7 +85,7 @@ def apart(call: str, function: Callable[..., _Result], *arguments: object) -> _R
     if forks.can_compute():
         (result,) = forked_ranks.run(case, 1)
     else:
-        (result,) = _spawned(call, case, 1, Rules(moves_tensors=True), _WITHOUT_DEVICES)
+        (result,) = _spawn(call, case, 1, Rules(moves_tensors=True), _WITHOUT_DEVICES)
     if isinstance(result, ShardcoreError):
         raise result
     return result
@@ -100,7 +100,7 @@ def _result_or_error(
         return error
 
 
-def _spawned(
+def _spawn(
     call: str,
     case: "Case[_Result]",
     world_size: int,
@@ -112,11 +112,11 @@ def _spawned(
 
     with place_for(world_size) as place:
         held_memory.release()
-        Sent.write(call, case, place, rules)
+        StartMessage.write(call, case, place, rules)
         return new_ranks.run(place, world_size, case.timeout, environment or {})
 
 
-def _of_ranks() -> "Rules":
+def _rank_rules() -> "Rules":
     """Returns what ranks may be sent: no part of Keras whose tensors belong to this process."""
     from shardcore.adapters.launch.payload import Rules
 

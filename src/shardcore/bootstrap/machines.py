@@ -95,9 +95,9 @@ def bytes_of(size: int | str) -> int:
     """
     if isinstance(size, int) and not isinstance(size, bool) and size > 0:
         return size
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kKMGT]?)(i?)B", str(size))
-    if found is None or not float(found[1]):
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kKMGT]?)(i?)B", str(size))
+    if match is None or not float(match[1]):
         raise MachineError(f"{size!r} is no size: give bytes, or text such as '80GB' or '74.5GiB'.")
-    power = " KMGT".index(found[2].upper() or " ")
-    unit: int = (1024 if found[3] else 1000) ** power
-    return round(float(found[1]) * unit)
+    power = " KMGT".index(match[2].upper() or " ")
+    unit: int = (1024 if match[3] else 1000) ** power
+    return round(float(match[1]) * unit)

@@ -40,8 +40,8 @@ def measure(name: str) -> Machine:
     within = rates.link(near) if here > 1 else WITHIN_A_HOST
     between = rates.link(far) if len(near) > 1 else BETWEEN_HOSTS
     hidden = rates.hidden() if processes.world_size > 1 else 1.0
-    found = processes.gather((rates.speeds(), rates.memory(here), within, between, hidden))
-    speeds, memory, within_all, between_all, hidden_all = zip(*found, strict=True)
+    measured = processes.gather((rates.speeds(), rates.memory(here), within, between, hidden))
+    speeds, memory, within_all, between_all, hidden_all = zip(*measured, strict=True)
     links = slowest(within_all), slowest(between_all)
     return Machine(name, here, min(memory), _slowest(speeds), *links, min(hidden_all))
 
@@ -49,8 +49,8 @@ def measure(name: str) -> Machine:
 def _slowest(speeds: Sequence[Mapping[str, Speed]]) -> dict[str, Speed]:
     return {
         dtype: Speed(
-            min(each[dtype].flops for each in speeds),
-            min(each[dtype].bandwidth for each in speeds),
+            min(rank_speeds[dtype].flops for rank_speeds in speeds),
+            min(rank_speeds[dtype].bandwidth for rank_speeds in speeds),
         )
         for dtype in speeds[0]
     }

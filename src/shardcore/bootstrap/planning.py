@@ -23,8 +23,10 @@ def plan(policy: str, model: LayerFacts, mesh: Mesh, options: Mapping[str, objec
     """
     entry = bootstrap.load_plugins().policies.get(policy, "auto")
     parameters = list(inspect.signature(entry.plan).parameters.values())
-    if not any(each.kind is each.VAR_KEYWORD for each in parameters):
-        plugins.POLICIES.check_options(policy, options, [each.name for each in parameters[2:]])
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        plugins.POLICIES.check_options(
+            policy, options, [parameter.name for parameter in parameters[2:]]
+        )
     _check_types(entry, options)
     try:
         choices = complete(_choices(entry, model, mesh, options), model, mesh)
@@ -56,7 +58,7 @@ def _kinds(hint: object) -> tuple[Any, ...]:
         (True, (<class 'dict'>,))
     """
     if get_origin(hint) in (Union, UnionType):
-        return tuple(kind for each in get_args(hint) for kind in _kinds(each))
+        return tuple(kind for member in get_args(hint) for kind in _kinds(member))
     return (get_origin(hint) or hint,)
 
 

@@ -63,12 +63,12 @@ class Offers(Generic[E]):
 
     Args:
         hook: The hook.
-        found: Every entry by its name.
+        entries: Every entry by its name.
         broken: The reasons against the entries of packages, by the names of the packages.
     """
 
     hook: Hook[E]
-    found: dict[str, E] = attrs.field(factory=dict)
+    entries: dict[str, E] = attrs.field(factory=dict)
     broken: dict[str, str] = attrs.field(factory=dict)
     _first: dict[str, str] = attrs.field(factory=dict, init=False)
 
@@ -76,7 +76,7 @@ class Offers(Generic[E]):
         """Adds an entry of a package; refuses a name that is ours, or that two packages use."""
         if entry.name not in self._first:
             self._first[entry.name] = package
-            self.found[entry.name] = attrs.evolve(entry, package=package)
+            self.entries[entry.name] = attrs.evolve(entry, package=package)
             return
         first = self._first[entry.name]
         reason = (
@@ -85,7 +85,7 @@ class Offers(Generic[E]):
         )
         self.broken[package] = reason
         if first != OURS:
-            self.found.pop(entry.name, None)
+            self.entries.pop(entry.name, None)
             self.broken[first] = reason
 
     def get(self, name: str, *others: str) -> E:
@@ -95,9 +95,9 @@ class Offers(Generic[E]):
             ShardcoreError: If there is none: it names those that there are, besides `others`, and
                 what cannot be had.
         """
-        if name in self.found:
-            return self.found[name]
-        names = ", ".join(map(repr, (*self.found, *others)))
+        if name in self.entries:
+            return self.entries[name]
+        names = ", ".join(map(repr, (*self.entries, *others)))
         broken = [f"package {package!r}: {reason}" for package, reason in self.broken.items()]
         remedy = (
             f"Or is it one of these: {'; '.join(broken)}"
@@ -131,7 +131,7 @@ def load() -> Plugins:
     for point in entry_points(group=hookspecs.PROJECT):
         package = point.dist.name if point.dist is not None else point.module
         try:
-            plugin = _registered(manager, point, package)
+            plugin = _register(manager, point, package)
         except PluginError as error:
             loaded.strategies.broken[package] = loaded.policies.broken[package] = str(error)
         else:
@@ -139,7 +139,7 @@ def load() -> Plugins:
     return loaded
 
 
-def _registered(manager: pluggy.PluginManager, point: EntryPoint, package: str) -> object:
+def _register(manager: pluggy.PluginManager, point: EntryPoint, package: str) -> object:
     """Imports, registers and returns the plug-in of a package.
 
     Raises:
@@ -159,7 +159,7 @@ def _add_all(manager: pluggy.PluginManager, plugin: object, package: str, loaded
     every: tuple[Offers[Any], ...] = (loaded.strategies, loaded.policies)
     for offers in every:
         try:
-            entries = _offered(manager, plugin, offers.hook, package)
+            entries = _entries_of(manager, plugin, offers.hook, package)
         except PluginError as error:
             offers.broken[package] = str(error)
             continue
@@ -167,20 +167,22 @@ def _add_all(manager: pluggy.PluginManager, plugin: object, package: str, loaded
             offers.add(entry, package)
 
 
-def _offered(manager: pluggy.PluginManager, plugin: object, hook: Hook[E], package: str) -> list[E]:
+def _entries_of(
+    manager: pluggy.PluginManager, plugin: object, hook: Hook[E], package: str
+) -> list[E]:
     """Returns the entries that one plug-in offers by the hook, checked."""
     hooks: list[Any] = getattr(manager.hook, hook.name).get_hookimpls()
     name = f"its hook {hook.name}()"
-    its = [found.function for found in hooks if found.plugin is plugin]
+    its = [implementation.function for implementation in hooks if implementation.plugin is plugin]
     offered = plugin_calls.call(
-        lambda: [each for function in its for each in function()], name, package
+        lambda: [entry for function in its for entry in function()], name, package
     )
-    for each in offered:
-        if not isinstance(each, hook.entry):
-            raise PluginError(f"{name} gave {each!r}, expected a {hook.entry.__name__}")
-        if each.contract != hook.contract:
+    for entry in offered:
+        if not isinstance(entry, hook.entry):
+            raise PluginError(f"{name} gave {entry!r}, expected a {hook.entry.__name__}")
+        if entry.contract != hook.contract:
             raise PluginError(
-                f"{name} gave {hook.what} {each.name!r} for version {each.contract} of the "
+                f"{name} gave {hook.what} {entry.name!r} for version {entry.contract} of the "
                 f"contract, and this shardcore has version {hook.contract}: install releases of "
                 "both that fit together"
             )
@@ -204,9 +206,11 @@ def choose(wanted: str, offers: Offers[StrategyEntry]) -> tuple[StrategyEntry, d
     Raises:
         StrategyError: If there is no such strategy, or it cannot be used here.
     """
-    reasons = {name: _why_unavailable(entry) for name, entry in offers.found.items()}
+    reasons = {name: _why_unavailable(entry) for name, entry in offers.entries.items()}
     if wanted == "auto":
-        chosen = preferred([entry for entry in offers.found.values() if not reasons[entry.name]])
+        chosen = most_preferred(
+            [entry for entry in offers.entries.values() if not reasons[entry.name]]
+        )
     else:
         chosen = offers.get(wanted, "auto")
         if reasons[wanted]:
@@ -215,7 +219,7 @@ def choose(wanted: str, offers: Offers[StrategyEntry]) -> tuple[StrategyEntry, d
     unpreferred = "chosen only by name." if wanted == "auto" else behind
     others = {
         name: reasons[name] or (unpreferred if entry.preference is None else behind)
-        for name, entry in offers.found.items()
+        for name, entry in offers.entries.items()
         if entry is not chosen
     }
     return chosen, {**others, **offers.broken}
@@ -229,32 +233,38 @@ def with_options(entry: StrategyEntry, options: dict[str, object]) -> StrategyEn
             of its annotation, where that is a `Literal` or a `Mapping[str, ...]` to a class.
     """
     parameters = inspect.signature(entry.open).parameters.values()
-    known = {each.name: each.annotation for each in parameters if each.kind is each.KEYWORD_ONLY}
+    known = {
+        parameter.name: parameter.annotation
+        for parameter in parameters
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
     STRATEGIES.check_options(entry.name, options, known)
     for name, value in options.items():
-        expected = _expected(name, value, known[name])
+        expected = _expected_values(name, value, known[name])
         if expected:
             raise StrategyError(f"Strategy {entry.name!r} takes {expected}, got {value!r}.")
     return attrs.evolve(entry, open=partial(entry.open, **options)) if options else entry
 
 
-def _expected(name: str, value: object, annotation: object) -> str | None:
+def _expected_values(name: str, value: object, annotation: object) -> str | None:
     """Returns the values that option `name` takes; None if `value` is one, or any may be."""
     origin, of = get_origin(annotation), get_args(annotation)
     if origin is Literal and value not in of:
-        return " or ".join(f"{name}={each!r}" for each in of)
+        return " or ".join(f"{name}={choice!r}" for choice in of)
     if origin is Mapping and not (
         isinstance(value, Mapping)
-        and all(isinstance(key, of[0]) and isinstance(each, of[1]) for key, each in value.items())
+        and all(
+            isinstance(key, of[0]) and isinstance(member, of[1]) for key, member in value.items()
+        )
     ):
         return f"{name}={{{of[0].__name__}: {of[1].__name__}(...)}}"
     return None
 
 
-def preferred(usable: list[StrategyEntry]) -> StrategyEntry:
+def most_preferred(usable: list[StrategyEntry]) -> StrategyEntry:
     """Returns the entry with the highest preference."""
     ranked = [(entry.preference, entry) for entry in usable if entry.preference is not None]
-    return max(ranked, key=lambda each: each[0])[1]
+    return max(ranked, key=lambda pair: pair[0])[1]
 
 
 def _why_unavailable(entry: StrategyEntry) -> str | None:

@@ -24,10 +24,10 @@ def check(newer: Iterable[str]) -> None:
     Args:
         newer: Sentences about the packages that are newer than the tested ones.
     """
-    found = problems()
-    if found:
+    misfits = problems()
+    if misfits:
         raise EnvironmentProblem(
-            f"{' '.join(newer)} The self-check found what does not fit: {'; '.join(found)}. "
+            f"{' '.join(newer)} The self-check found what does not fit: {'; '.join(misfits)}. "
             "Nothing was changed. Install a tested release, or look for a newer shardcore."
         )
 
@@ -37,7 +37,7 @@ def problems() -> list[str]:
     kinds = tomllib.loads(_NAMES.read_text())
     lost = [f"torch has no {name}" for name in missing(kinds, set(_left_out()))]
     # Without its private names, the adapters of torch cannot be imported.
-    return [*lost, *_of_keras(), *([] if lost else _of_operators())]
+    return [*lost, *_keras_problems(), *([] if lost else _operator_problems())]
 
 
 def missing(kinds: Kinds, left_out: Collection[str] = ()) -> Iterator[str]:
@@ -50,12 +50,12 @@ def missing(kinds: Kinds, left_out: Collection[str] = ()) -> Iterator[str]:
     for kind, entries in kinds.items():
         for name, entry in entries.items():
             if entry.get("part") not in left_out:
-                for holder, last in _places(kind, name, entry.get("of", ())):
+                for holder, last in _holders(kind, name, entry.get("of", ())):
                     if not has(holder, last):
                         yield f"{holder}.{last}"
 
 
-def _places(kind: str, name: str, of: Iterable[str]) -> list[tuple[str, str]]:
+def _holders(kind: str, name: str, of: Iterable[str]) -> list[tuple[str, str]]:
     if kind == "operator":
         name = f"torch.ops.{name.replace('::', '.')}"
     holders = of or (name.rpartition(".")[0],)
@@ -72,11 +72,11 @@ def has(holder: str, name: str) -> bool:
             spec = importlib.util.find_spec(holder)
             source = Path(spec.origin).read_text() if spec and spec.origin else ""
             line = rf"^\s*(class |def |from .* import .*)?\b{name}\b"
-            found = re.search(line, source, re.MULTILINE) is not None
+            is_there = re.search(line, source, re.MULTILINE) is not None
         else:
             owner = pkgutil.resolve_name(holder)
-            found = hasattr(owner, name) or name in getattr(owner, "__annotations__", ())
-        return found or importlib.util.find_spec(f"{holder}.{name}") is not None
+            is_there = hasattr(owner, name) or name in getattr(owner, "__annotations__", ())
+        return is_there or importlib.util.find_spec(f"{holder}.{name}") is not None
     except (ImportError, AttributeError):
         return False
 
@@ -91,7 +91,7 @@ def _left_out() -> Iterator[str]:
         yield "torch.backends.mkldnn"
 
 
-def _of_keras() -> list[str]:
+def _keras_problems() -> list[str]:
     try:
         from shardcore.binding import install as install  # imports all that it patches
         from shardcore.binding import keras_private
@@ -100,7 +100,7 @@ def _of_keras() -> list[str]:
     return [f"Keras has no {name}" for name in keras_private.missing()]
 
 
-def _of_operators() -> list[str]:
+def _operator_problems() -> list[str]:
     from shardcore.adapters.engine.self_check import wrong_operators
 
     return list(wrong_operators())

@@ -19,7 +19,7 @@ _FILE = "start.pickle"
 
 
 @attrs.frozen(eq=False)
-class Sent:
+class StartMessage:
     """The start of a new interpreter: with it, it is like the process that started it.
 
     Args:
@@ -68,8 +68,8 @@ class Sent:
             if objects is not None:
                 named |= {f"custom object {name!r}": of for name, of in objects.by_name.items()}
             raise variables.not_sent(call, named, rules, error) from None
-        sent = Sent(
-            attrs.evolve(case, function=_nothing, arguments=()),
+        sent = StartMessage(
+            attrs.evolve(case, function=_placeholder, arguments=()),
             place,
             list(sys.path),
             list(sys.argv),
@@ -83,12 +83,12 @@ class Sent:
         (place.folder / _FILE).write_bytes(cloudpickle.dumps(sent))
 
     @staticmethod
-    def read(folder: Path) -> "Sent":
+    def read(folder: Path) -> "StartMessage":
         """Returns what was written for this process."""
         import pickle
 
-        found: Sent = pickle.loads((folder / _FILE).read_bytes())
-        return found
+        sent: StartMessage = pickle.loads((folder / _FILE).read_bytes())
+        return sent
 
     def take_over(self) -> "Case[Any]":
         """Makes this process like the one that started it; returns the work."""
@@ -122,18 +122,18 @@ class Sent:
         from shardcore.adapters.launch import payload
 
         try:
-            found = payload.read(self.place.folder, self.written)
+            values = payload.read(self.place.folder, self.written)
         except (ImportError, AttributeError) as error:
             raise EnvironmentProblem(
                 "A new process could not read the function and its data: it imports what they "
                 f"have from modules by its name, and there: {type(error).__name__}: {error}. "
                 "Define it in the program or in a cell, or in a module that can be imported."
             ) from error
-        _make_main(found[1])
-        return found
+        _make_main(values[1])
+        return values
 
 
-def _nothing() -> None:
+def _placeholder() -> None:
     """Stands for a function that is not read yet."""
 
 

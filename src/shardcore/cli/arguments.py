@@ -113,7 +113,7 @@ class UsageError(ShardcoreError, ValueError):
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line, which sets `command` to its first word."""
     loaded = plugins.load()
-    strategies, policies = loaded.strategies.found, loaded.policies.found
+    strategies, policies = loaded.strategies.entries, loaded.policies.entries
     listed = f"strategies:\n{_listed(strategies)}\n\npolicies:\n{_listed(policies)}"
     raw = argparse.RawDescriptionHelpFormatter
     found = argparse.ArgumentParser(

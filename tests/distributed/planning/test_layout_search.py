@@ -11,7 +11,7 @@ from shardcore.adapters.job import devices
 from shardcore.binding.planning.make_plan import facts_of
 from shardcore.bootstrap import auto, machines
 from shardcore.bootstrap.search import search
-from shardcore.bootstrap.search.repeats import Repeats, priced_steps
+from shardcore.bootstrap.search.repeats import Repeats, trace_steps
 from shardcore.bootstrap.search.traces import TraceRequest
 from shardcore.domain.mesh import Mesh
 from shardcore.policies.candidates import Candidate
@@ -33,12 +33,12 @@ def test_the_parts_of_the_layers_make_up_the_step(policy):
     facts, machine = facts_of(mlp, None), machines.find("a100")
     repeats, mesh = Repeats.of(facts), Mesh((1, 2, 2), ("replica", "shard", "model"))
     candidate = Candidate("per_layer", mesh, 2, {"otherwise": policy})
-    planned = search.with_rules(candidate, ROWS, machine, facts)
+    planned = search.plan_candidate(candidate, ROWS, machine, facts)
     groups = {path: group[0] for group in layer_groups(facts) for path in group}
     asked = TraceRequest(mlp, BATCHES[mlp], ROWS, groups)
-    ((step,),) = priced_steps([[planned]], asked, machine, repeats)
+    ((step,),) = trace_steps([[planned]], asked, machine, repeats)
     without = attrs.evolve(asked, groups={})
-    ((same,),) = priced_steps([[planned]], without, machine, repeats)
+    ((same,),) = trace_steps([[planned]], without, machine, repeats)
     assert (set(step.work), set(step.collectives)) == (set(same.work), set(same.collectives))
     assert step.memory == same.memory
     assert step.layers.keys() == {"pair_0", ""}
@@ -70,10 +70,10 @@ def test_as_many_layers_are_sharded_as_the_memory_asks_for():
         assert "fully_sharded in first" in str(plan.ranking)
     assert [len(each) for each in sharded.values()] == [1, 2]
     wanted = Candidate("per_layer", best.mesh, 2, best.options)
-    planned = search.with_rules(wanted, ROWS, machines.find("a100"), facts_of(norms, None))
+    planned = search.plan_candidate(wanted, ROWS, machines.find("a100"), facts_of(norms, None))
     asked = TraceRequest(norms, BATCHES[norms], ROWS)
     repeats = Repeats.of(facts_of(norms, None))
-    ((step,),) = priced_steps([[planned]], asked, machines.find("a100"), repeats)
+    ((step,),) = trace_steps([[planned]], asked, machines.find("a100"), repeats)
     for found in run_ranks(counted, 2, norms, [wanted]):
         assert found == [(wanted, *moved_in(step))]
 

@@ -11,7 +11,7 @@ from keras import layers
 from shardcore.binding.planning.make_plan import facts_of
 from shardcore.bootstrap import machines
 from shardcore.bootstrap.search import search
-from shardcore.bootstrap.search.repeats import Repeats, priced_steps
+from shardcore.bootstrap.search.repeats import Repeats, trace_steps
 from shardcore.bootstrap.search.traces import Job, PlannedCandidate, TraceRequest, steps
 from shardcore.policies.candidates import candidates
 from shardcore.testing import run_ranks
@@ -68,13 +68,13 @@ def traced(build, devices):
     """Returns each candidate, with the collectives of its traced step."""
     facts, machine = facts_of(build, None), machines.find("a100")
     ruled = [
-        search.with_rules(each, ROWS, machine, facts)
+        search.plan_candidate(each, ROWS, machine, facts)
         for each in candidates(devices, host=2)
         if each.policy == "expert_parallel" or (build is not experts and is_asked(each, devices))
     ]
     planned = [each for each in ruled if isinstance(each, PlannedCandidate)]
     asked = TraceRequest(build, BATCHES[build], ROWS)
-    priced = priced_steps([[each] for each in planned], asked, machine, Repeats.of(facts))
+    priced = trace_steps([[each] for each in planned], asked, machine, Repeats.of(facts))
     return [
         (each.candidate, *moved_in(step)) for each, (step,) in zip(planned, priced, strict=True)
     ]
@@ -94,10 +94,10 @@ def test_blocks_whose_small_weights_are_held_are_traced_once():
     keras.Input((1,))  # names are counted on from here
     facts, machine = facts_of(scales, None), machines.find("a100")
     (wanted,) = (each for each in candidates(2, host=2) if each.policy == "fully_sharded")
-    planned, repeats = search.with_rules(wanted, 2, machine, facts), Repeats.of(facts)
-    assert [len(run.traced) for run in repeats.under(planned)] == [4]
+    planned, repeats = search.plan_candidate(wanted, 2, machine, facts), Repeats.of(facts)
+    assert [len(run.traced) for run in repeats.runs_of(planned)] == [4]
     asked = TraceRequest(scales, BATCHES[scales], 2)
-    ((step,),) = priced_steps([[planned]], asked, machine, repeats)
+    ((step,),) = trace_steps([[planned]], asked, machine, repeats)
     expected = [(wanted, *moved_in(step))]
     ((_, calls, _),) = expected
     assert calls["all_gather"] == SCALES  # in the backward pass all are held
@@ -120,8 +120,8 @@ def test_four_blocks_of_a_decoder_show_the_others():
     """Keras 3.13 holds the operands of layers in reference cycles."""
     facts, machine = facts_of(deep_decoder, None), machines.find("a100")
     (wanted,) = (each for each in candidates(2, host=2) if each.policy == "data_parallel")
-    planned = search.with_rules(wanted, 2, machine, facts)
-    job = Job(planned, (wanted.mesh,), Repeats.of(facts).under(planned))
+    planned = search.plan_candidate(wanted, 2, machine, facts)
+    job = Job(planned, (wanted.mesh,), Repeats.of(facts).runs_of(planned))
     assert [len(run.traced) for run in job.runs] == [4]
     rows = np.zeros((1, 16), "int32")
     (found,) = steps([job], TraceRequest(deep_decoder, (rows, rows), 2), machine, facts)
@@ -136,8 +136,8 @@ def test_blocks_that_a_trace_leaves_out_cost_what_they_cost_in_a_full_trace():
     build, batch = partial(pairs, 6), ((np.zeros((1, 8, 32)),) * 2, np.zeros((1, 2)))
     facts, machine = facts_of(build, None), machines.find("a100")
     (wanted,) = (each for each in candidates(4, host=2) if str(each) == WANTED)
-    planned = search.with_rules(wanted, ROWS, machine, facts)
-    job = Job(planned, (wanted.mesh,), Repeats.of(facts).under(planned))
+    planned = search.plan_candidate(wanted, ROWS, machine, facts)
+    job = Job(planned, (wanted.mesh,), Repeats.of(facts).runs_of(planned))
     assert [len(run.copied) for run in job.runs] == [2, 2]
     asked = TraceRequest(build, batch, ROWS)
     (some,), (full,) = steps([job, attrs.evolve(job, runs=())], asked, machine, facts)
@@ -155,8 +155,8 @@ def test_blocks_with_generated_names_are_traced_once():
             for each in candidates(2, host=2)
             if each.policy == policy and each.batch_parts == (2 if policy == "fully_sharded" else 1)
         )
-        planned = search.with_rules(wanted, ROWS, machine, facts)
-        job = Job(planned, (wanted.mesh,), Repeats.of(facts).under(planned))
+        planned = search.plan_candidate(wanted, ROWS, machine, facts)
+        job = Job(planned, (wanted.mesh,), Repeats.of(facts).runs_of(planned))
         assert [len(run.copied) for run in job.runs] == [2], policy
         asked = TraceRequest(unnamed, BATCHES[unnamed], ROWS)
         (some,), (full,) = steps([job, attrs.evolve(job, runs=())], asked, machine, facts)

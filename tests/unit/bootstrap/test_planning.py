@@ -35,7 +35,7 @@ def run(policy, **options):
 
 
 def test_shardcore_offers_its_own_by_the_same_hook():
-    found = plugins.load().policies.found
+    found = plugins.load().policies.entries
     assert {"data_parallel", "fully_sharded", "tensor_parallel"} <= found.keys()
     assert found["fully_sharded"].package == "shardcore"
     assert run("fully_sharded", small=0) == [("dense/kernel", (None, "data"))]
@@ -132,5 +132,5 @@ def shardcore_strategies():
     return [StrategyEntry("more", "An example.", open=lambda world: None)]
 """
     write_package(packages, "more-of-both", HEAD + strategies + OFFER % (COLUMNS, "more"))
-    assert plugins.load().strategies.found["more"].package == "more-of-both"
-    assert plugins.load().policies.found["more"].package == "more-of-both"
+    assert plugins.load().strategies.entries["more"].package == "more-of-both"
+    assert plugins.load().policies.entries["more"].package == "more-of-both"

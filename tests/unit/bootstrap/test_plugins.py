@@ -89,7 +89,7 @@ def test_an_entry_whose_check_fails_counts_as_unavailable():
 
 
 def test_shardcore_offers_its_own_by_the_same_hook():
-    found = plugins.load().strategies.found
+    found = plugins.load().strategies.entries
     assert {name: each.package for name, each in found.items()} == {
         "dtensor": "shardcore",
         "manual": "shardcore",
@@ -100,7 +100,7 @@ def test_shardcore_offers_its_own_by_the_same_hook():
 def test_an_installed_package_offers_a_strategy(packages):
     write_package(packages, "more-strategies", HEAD + OFFER.format(name="more"))
     offered = plugins.load().strategies
-    assert offered.found["more"].package == "more-strategies"
+    assert offered.entries["more"].package == "more-strategies"
     assert offered.broken == {}
     assert plugins.choose("more", offered)[0].name == "more"
 
@@ -181,7 +181,7 @@ def test_a_broken_package_is_reported_once_and_breaks_no_other(packages, warned,
     loaded.log()
     offered = loaded.strategies
 
-    assert {"dtensor", "manual", "single", "more"} == offered.found.keys()
+    assert {"dtensor", "manual", "single", "more"} == offered.entries.keys()
     ((package, reason),) = offered.broken.items()
     assert package == "broken-strategies"
     assert said in reason
@@ -196,7 +196,7 @@ def test_a_hook_that_fails_leaves_the_other_hook_alone(packages):
     source = HEAD + OFFER.format(name="more") + "@hookimpl\ndef shardcore_policies(): 1 / 0"
     write_package(packages, "more-of-both", source)
     loaded = plugins.load()
-    assert loaded.strategies.found["more"].package == "more-of-both"
+    assert loaded.strategies.entries["more"].package == "more-of-both"
     assert loaded.policies.broken["more-of-both"].startswith("its hook shardcore_policies() failed")
 
 
@@ -240,8 +240,8 @@ def test_a_name_of_ours_stays_ours(packages):
     write_package(packages, "more-strategies", HEAD + OFFER.format(name="more"))
     write_package(packages, "greedy-strategies", HEAD + OFFER.format(name="single"))
     offered = plugins.load().strategies
-    assert offered.found["single"].package == "shardcore"
-    assert offered.found["more"].package == "more-strategies"
+    assert offered.entries["single"].package == "shardcore"
+    assert offered.entries["more"].package == "more-strategies"
     assert offered.broken == {
         "greedy-strategies": "strategy 'single' is offered by package 'shardcore' and by package "
         "'greedy-strategies': uninstall one of the two, or rename its strategy."

@@ -43,7 +43,7 @@ def test_help_names_every_strategy_and_policy(capsys):
     lines = capsys.readouterr().out.splitlines()
     named = {line.split()[0] for line in lines if line.startswith("  ") and line.split()}
     loaded = plugins.load()
-    assert loaded.strategies.found.keys() | loaded.policies.found.keys() <= named
+    assert loaded.strategies.entries.keys() | loaded.policies.entries.keys() <= named
 
 
 PLUGIN = """

@@ -7,7 +7,7 @@ from itertools import islice
 import attrs
 
 from shardcore.bootstrap import planning
-from shardcore.bootstrap.search.repeats import Repeats, priced_steps, specs_in
+from shardcore.bootstrap.search.repeats import Repeats, specs_in, trace_steps
 from shardcore.bootstrap.search.traces import PlannedCandidate, TraceRequest
 from shardcore.domain.machines.machine import Machine
 from shardcore.domain.mesh import Mesh
@@ -25,7 +25,7 @@ from shardcore.reporting.ranking import Priced
 MESHES = 2
 
 
-def priced_by_layer(
+def search_by_layer(
     priced: Sequence[Priced], request: TraceRequest, machine: Machine, repeats: Repeats
 ) -> list[Priced]:
     """Returns layouts of policy `per_layer` that are faster than one policy for all layers.
@@ -43,10 +43,12 @@ def priced_by_layer(
         PolicyError: If the model or its step fails without values.
     """
     groups = layer_groups(repeats.facts)
-    divided = attrs.evolve(request, groups={path: each[0] for each in groups for path in each})
-    uniform = [each for mesh in _meshes(priced) if len(each := _uniform(mesh, repeats)) > 1]
+    divided = attrs.evolve(request, groups={path: group[0] for group in groups for path in group})
+    uniform = [planned for mesh in _meshes(priced) if len(planned := _uniform(mesh, repeats)) > 1]
     steps = iter(
-        _steps([each for on_mesh in uniform for each in on_mesh], divided, machine, repeats)
+        _steps(
+            [candidate for on_mesh in uniform for candidate in on_mesh], divided, machine, repeats
+        )
     )
     chosen: list[PlannedCandidate] = []
     limits: list[float] = []
@@ -57,29 +59,34 @@ def priced_by_layer(
             plan = planning.plan(NAME, repeats.facts, candidate.mesh, candidate.options)
             chosen.append(PlannedCandidate(candidate, plan))
             limits.append(costs.seconds)
-    found: list[Priced] = []
+    faster: list[Priced] = []
     again = _steps(chosen, request, machine, repeats)
     for best, step, limit in zip(chosen, again, limits, strict=True):
         cost = cost_of(step, machine)
         if cost.peak <= machine.memory and cost.seconds < limit:
-            found.append(Priced(NAME, best.candidate.mesh, cost, best.candidate.options))
-    return found
+            faster.append(Priced(NAME, best.candidate.mesh, cost, best.candidate.options))
+    return faster
 
 
 def _steps(
     planned: Sequence[PlannedCandidate], request: TraceRequest, machine: Machine, repeats: Repeats
 ) -> list[RankStep]:
-    return [step for (step,) in priced_steps([[e] for e in planned], request, machine, repeats)]
+    return [
+        step
+        for (step,) in trace_steps(
+            [[candidate] for candidate in planned], request, machine, repeats
+        )
+    ]
 
 
 def _meshes(priced: Sequence[Priced]) -> list[Mesh]:
     """Returns the meshes of the fastest layouts, each with another number of model ranks."""
-    found: dict[tuple[int, ...], Mesh] = {}
-    for each in sorted(priced, key=lambda each: each.cost.seconds):
-        mesh = _with_replicas(each.mesh)
+    meshes: dict[tuple[int, ...], Mesh] = {}
+    for layout in sorted(priced, key=lambda layout: layout.cost.seconds):
+        mesh = _with_replicas(layout.mesh)
         if mesh is not None:
-            found.setdefault(mesh.shape[BATCH_NDIM:], mesh)
-    return list(found.values())[:MESHES]
+            meshes.setdefault(mesh.shape[BATCH_NDIM:], mesh)
+    return list(meshes.values())[:MESHES]
 
 
 def _with_replicas(mesh: Mesh) -> Mesh | None:
@@ -93,13 +100,13 @@ def _with_replicas(mesh: Mesh) -> Mesh | None:
 
 def _uniform(mesh: Mesh, repeats: Repeats) -> list[PlannedCandidate]:
     """Returns a candidate for each policy for all layers; of those with equal rules the first."""
-    found: dict[object, PlannedCandidate] = {}
+    by_rules: dict[object, PlannedCandidate] = {}
     for name in policies_on(mesh):
         candidate = Candidate(NAME, mesh, BATCH_NDIM, {"otherwise": name})
         plan = planning.plan(NAME, repeats.short, mesh, candidate.options)
-        rules = tuple((each.key, each.spec) for each in plan.rules)
-        found.setdefault(rules, PlannedCandidate(candidate, plan))
-    return list(found.values())
+        rules = tuple((rule.key, rule.spec) for rule in plan.rules)
+        by_rules.setdefault(rules, PlannedCandidate(candidate, plan))
+    return list(by_rules.values())
 
 
 @attrs.frozen
@@ -131,7 +138,7 @@ class _Costs:
     @property
     def seconds(self) -> float:
         """The seconds of the fastest that fits."""
-        fit = (each.seconds for each in self.costs if each.peak <= self.machine.memory)
+        fit = (cost.seconds for cost in self.costs if cost.peak <= self.machine.memory)
         return min(fit, default=float("inf"))
 
     def cheapest(self, groups: Sequence[Sequence[str]]) -> Candidate | None:
@@ -171,6 +178,6 @@ class _Costs:
 
     def _name(self, layer: str, number: int) -> str:
         """Returns the policy of that number, or the first that gives a layer the same layout."""
-        specs = [specs_in(self.layers[layer], each.plan.by_path) for each in self.planned]
+        specs = [specs_in(self.layers[layer], planned.plan.by_path) for planned in self.planned]
         name: str = self.planned[specs.index(specs[number])].candidate.options["otherwise"]
         return name

@@ -22,7 +22,7 @@ logger = log_of("plan")
 Rules = PathRules[tuple[DimSpec, ...]]
 
 
-def priced_steps(
+def trace_steps(
     groups: Sequence[Sequence[PlannedCandidate]],
     request: TraceRequest,
     machine: Machine,
@@ -36,26 +36,28 @@ def priced_steps(
         PolicyError: If the model or its step fails without values.
     """
     jobs = [_job(group, repeats) for group in groups]
-    found = steps(jobs, request, machine, repeats.facts) if jobs else []
-    while None in found:  # more blocks at the ends differ from the inner ones
-        missing = [number for number, each in enumerate(found) if each is None]
+    steps_by_job = steps(jobs, request, machine, repeats.facts) if jobs else []
+    while None in steps_by_job:  # more blocks at the ends differ from the inner ones
+        missing = [
+            number for number, steps_of_job in enumerate(steps_by_job) if steps_of_job is None
+        ]
         for number in missing:
             jobs[number] = _with_more_at_the_ends(jobs[number], repeats)
         again = steps([jobs[number] for number in missing], request, machine, repeats.facts)
-        for number, each in zip(missing, again, strict=True):
-            found[number] = each
-    return [each for each in found if each is not None]
+        for number, steps_of_job in zip(missing, again, strict=True):
+            steps_by_job[number] = steps_of_job
+    return [steps_of_job for steps_of_job in steps_by_job if steps_of_job is not None]
 
 
-def proven(
+def verify_repeats(
     repeats: "Repeats",
     candidates: Iterable[PlannedCandidate],
     request: TraceRequest,
     machine: Machine,
 ) -> "Repeats":
-    """Returns the blocks that repeat; none if a copy of one is not the step that one more takes.
+    """Checks that a copied block costs what a traced one costs; returns no repeats if it does not.
 
-    The first of `candidates` whose trace has copies shows it.
+    The first of `candidates` whose trace has copies is checked.
 
     Raises:
         PolicyError: If the model or its step fails without values.
@@ -66,12 +68,12 @@ def proven(
             pair = _copied_and_traced(job, repeats)
             copied, traced = steps(pair, request, machine, repeats.facts)
             if copied is not None and traced is not None:
-                return repeats if _are_equal(copied, traced) else _none(repeats)
+                return repeats if _are_equal(copied, traced) else _without_repeats(repeats)
             job = _with_more_at_the_ends(job, repeats)
     return repeats
 
 
-def _none(repeats: "Repeats") -> "Repeats":
+def _without_repeats(repeats: "Repeats") -> "Repeats":
     logger.info("policy 'auto' traces all blocks: a copy of a block differs from the block")
     return Repeats(repeats.facts, ())
 
@@ -85,8 +87,8 @@ def _with_more_at_the_ends(job: Job, repeats: "Repeats") -> Job:
 
 
 def _job(group: Sequence[PlannedCandidate], repeats: "Repeats") -> Job:
-    job = Job(group[0], tuple(each.candidate.mesh for each in group))
-    return _with_runs(job, repeats.under(group[0]), repeats)
+    job = Job(group[0], tuple(planned.candidate.mesh for planned in group))
+    return _with_runs(job, repeats.runs_of(group[0]), repeats)
 
 
 def _with_runs(job: Job, runs: tuple[Run, ...], repeats: "Repeats") -> Job:
@@ -132,17 +134,17 @@ class Repeats:
     def of(cls, facts: LayerFacts) -> "Repeats":
         """Returns the runs whose layers have names that no other layer of the model has."""
         names = Counter(layer.name for layer in facts.layers())
-        runs = (tuple(run) for run in _outermost(facts))
+        runs = (tuple(run) for run in _outermost_runs(facts))
         return cls(facts, tuple(run for run in runs if all(names[e.name] == 1 for e in run)))
 
     @property
     def short(self) -> LayerFacts:
         """The facts of the model with as few blocks as may be traced: policies plan by them."""
-        left_out: dict[str, str] = {}  # the name of the traced block before, by path
+        replaced: dict[str, str] = {}  # the name of the traced block before, by path
         for run in self.runs:
             shortest = Run(_paths(run))
-            left_out |= dict.fromkeys(shortest.copied, run[shortest.before - 1].name)
-        return _without(self.facts, left_out) if left_out else self.facts
+            replaced |= dict.fromkeys(shortest.copied, run[shortest.before - 1].name)
+        return _without_blocks(self.facts, replaced) if replaced else self.facts
 
     @property
     def shortest(self) -> list[tuple[str, ...]]:
@@ -156,30 +158,34 @@ class Repeats:
         shortest = (Run(_paths(run)) for run in self.runs)
         return {run.traced[1]: 1 + len(run.copied) for run in shortest if run.copied}
 
-    def under(self, planned: PlannedCandidate) -> tuple[Run, ...]:
+    def runs_of(self, planned: PlannedCandidate) -> tuple[Run, ...]:
         """Returns the runs that are shortened in the trace of a candidate.
 
         The rules of the blocks of the short model must be equal.
         """
         rules = planned.plan.by_path
-        found: list[Run] = []
+        runs: list[Run] = []
         for blocks in self.runs:
-            one, *others = (each for each in blocks if each.path in Run(_paths(blocks)).traced)
-            if all(specs_in(each, rules) == specs_in(one, rules) for each in others):
+            one, *others = (block for block in blocks if block.path in Run(_paths(blocks)).traced)
+            if all(specs_in(other, rules) == specs_in(one, rules) for other in others):
                 span = _span(one, self.facts, planned)
                 run = Run(_paths(blocks), reach=span, first=span, last=span)
-                found += [run] if run.copied else []
-        return tuple(found)
+                runs += [run] if run.copied else []
+        return tuple(runs)
 
 
 def _paths(run: Sequence[LayerFacts]) -> tuple[str, ...]:
-    return tuple(each.path for each in run)
+    return tuple(block.path for block in run)
 
 
-def _without(layer: LayerFacts, left_out: Mapping[str, str]) -> LayerFacts:
-    """Returns the facts of a layer without blocks; `left_out` has what stands in, by path."""
-    stand_in = {e.name: left_out[e.path] for e in layer.children if e.path in left_out}
-    children = tuple(_without(e, left_out) for e in layer.children if e.name not in stand_in)
+def _without_blocks(layer: LayerFacts, replaced: Mapping[str, str]) -> LayerFacts:
+    """Returns the facts of a layer without blocks; `replaced` has what stands in, by path."""
+    stand_in = {
+        child.name: replaced[child.path] for child in layer.children if child.path in replaced
+    }
+    children = tuple(
+        _without_blocks(child, replaced) for child in layer.children if child.name not in stand_in
+    )
     feeds = layer.feeds and tuple(
         dict.fromkeys(
             (stand_in.get(before, before), after)
@@ -190,26 +196,26 @@ def _without(layer: LayerFacts, left_out: Mapping[str, str]) -> LayerFacts:
     return attrs.evolve(layer, children=children, feeds=feeds)
 
 
-def _outermost(layer: LayerFacts) -> Iterator[list[LayerFacts]]:
+def _outermost_runs(layer: LayerFacts) -> Iterator[list[LayerFacts]]:
     """Yields the runs of children of `layer`; for a child in no run, the runs of its children."""
     runs = [[child for name in run if (child := layer.child(name))] for run in layer.runs]
     yield from runs
-    inside = {each.name for run in runs for each in run}
+    inside = {block.name for run in runs for block in run}
     for child in layer.children:
         if child.name not in inside:
-            yield from _outermost(child)
+            yield from _outermost_runs(child)
 
 
 def specs_in(layer: LayerFacts, rules: Rules) -> list[tuple[DimSpec, ...] | None]:
     """Returns the specs of the variables and the outputs of a layer and all in it, in order."""
-    paths = [each.path for each in layer.all_variables()]
-    paths += [each.output_path for each in layer.layers() if each.output_path]
+    paths = [variable.path for variable in layer.all_variables()]
+    paths += [inner.output_path for inner in layer.layers() if inner.output_path]
     return [None if match is None else match.value for match in map(rules.match, paths)]
 
 
 def _span(block: LayerFacts, facts: LayerFacts, planned: PlannedCandidate) -> int:
     """Returns the number of blocks whose all-gathered weights the engine holds at a time."""
-    in_all, in_block = _held(facts, planned), _held(block, planned)
+    in_all, in_block = _held_bytes(facts, planned), _held_bytes(block, planned)
     return max(
         (
             ceil(size.total / in_block[size])
@@ -220,18 +226,18 @@ def _span(block: LayerFacts, facts: LayerFacts, planned: PlannedCandidate) -> in
     )
 
 
-def _held(layer: LayerFacts, planned: PlannedCandidate) -> Counter[WeightSize]:
+def _held_bytes(layer: LayerFacts, planned: PlannedCandidate) -> Counter[WeightSize]:
     """Returns the bytes of the all-gathered weights of each size that the engine holds."""
-    found: Counter[WeightSize] = Counter()
+    held: Counter[WeightSize] = Counter()
     for variable in layer.all_variables():
-        gathered = _gathered(variable, planned)
+        gathered = _gathered_bytes(variable, planned)
         size = size_of(gathered)
         if gathered and size is not None:
-            found[size] += gathered
-    return found
+            held[size] += gathered
+    return held
 
 
-def _gathered(variable: VariableFacts, planned: PlannedCandidate) -> int:
+def _gathered_bytes(variable: VariableFacts, planned: PlannedCandidate) -> int:
     """Returns the bytes of a weight that is all-gathered over the axes of the batch; else 0.
 
     It stays sharded over the other axes.

@@ -7,8 +7,8 @@ from typing import Any
 import attrs
 
 from shardcore.bootstrap import planning
-from shardcore.bootstrap.search.by_layer import priced_by_layer
-from shardcore.bootstrap.search.repeats import Repeats, priced_steps, proven
+from shardcore.bootstrap.search.by_layer import search_by_layer
+from shardcore.bootstrap.search.repeats import Repeats, trace_steps, verify_repeats
 from shardcore.bootstrap.search.traces import PlannedCandidate, TraceRequest
 from shardcore.domain.errors import PolicyError
 from shardcore.domain.machines.machine import Machine
@@ -31,34 +31,36 @@ def search(request: TraceRequest, devices: int, machine: Machine, facts: LayerFa
         PolicyError: If the model or its step fails without values.
     """
     passed_over: list[PassedOver] = []
-    alike: dict[Any, list[PlannedCandidate]] = {}
+    groups_by_trace: dict[Any, list[PlannedCandidate]] = {}
     repeats = Repeats.of(facts)
     short, times = repeats.short, repeats.times
     for candidate in candidates(devices, machine.devices):
-        found = with_rules(candidate, request.rows, machine, short, times)
-        if isinstance(found, PassedOver):
-            passed_over.append(found)
+        planned = plan_candidate(candidate, request.rows, machine, short, times)
+        if isinstance(planned, PassedOver):
+            passed_over.append(planned)
         else:
-            rules = tuple((each.key, each.spec) for each in found.plan.rules)
-            alike.setdefault((candidate.small, candidate.batch_parts, rules), []).append(found)
+            rules = tuple((rule.key, rule.spec) for rule in planned.plan.rules)
+            groups_by_trace.setdefault((candidate.small, candidate.batch_parts, rules), []).append(
+                planned
+            )
     priced: list[Priced] = []
-    groups = list(alike.values())
-    repeats = proven(repeats, (group[0] for group in reversed(groups)), request, machine)
-    steps = priced_steps(groups, request, machine, repeats)
+    groups = list(groups_by_trace.values())
+    repeats = verify_repeats(repeats, (group[0] for group in reversed(groups)), request, machine)
+    steps = trace_steps(groups, request, machine, repeats)
     for group, of_group in zip(groups, steps, strict=True):
-        for each, step in zip(group, of_group, strict=True):
-            policy, mesh = each.candidate.policy, each.candidate.mesh
+        for layout, step in zip(group, of_group, strict=True):
+            policy, mesh = layout.candidate.policy, layout.candidate.mesh
             cost = cost_of(step, machine)
             if cost.peak > machine.memory:
                 passed_over.append(PassedOver(policy, mesh, MEMORY, cost.peak))
             else:
-                priced.append(Priced(policy, mesh, cost, each.candidate.options))
-    priced += priced_by_layer(priced, request, machine, repeats)
-    priced.sort(key=lambda each: each.cost.seconds)
+                priced.append(Priced(policy, mesh, cost, layout.candidate.options))
+    priced += search_by_layer(priced, request, machine, repeats)
+    priced.sort(key=lambda layout: layout.cost.seconds)
     return Ranking(request.rows, machine, tuple(priced), tuple(passed_over))
 
 
-def with_rules(
+def plan_candidate(
     candidate: Candidate,
     rows: int,
     machine: Machine,
@@ -78,21 +80,21 @@ def with_rules(
         )
     except PolicyError as error:
         return attrs.evolve(out, reason=str(error))
-    least = _least(planned, facts, times)
+    least = _least_bytes(planned, facts, times)
     return planned if least <= machine.memory else attrs.evolve(out, reason=MEMORY, bytes=least)
 
 
-def _least(planned: PlannedCandidate, facts: LayerFacts, times: Mapping[str, int]) -> int:
+def _least_bytes(planned: PlannedCandidate, facts: LayerFacts, times: Mapping[str, int]) -> int:
     """Returns the bytes of the variables and their gradients, which every step holds at once."""
     rules = planned.plan.by_path
     mesh = planned.candidate.mesh
 
     def held(layer: LayerFacts) -> int:
-        found = 0
+        size = 0
         for variable in layer.variables:
             match = rules.match(variable.path)
             here = variable.bytes if match is None else variable.bytes_here(match.value, mesh)
-            found += 2 * here if variable.trainable else here
-        return times.get(layer.path, 1) * (found + sum(map(held, layer.children)))
+            size += 2 * here if variable.trainable else here
+        return times.get(layer.path, 1) * (size + sum(map(held, layer.children)))
 
     return held(facts)

@@ -75,7 +75,7 @@ class Job:
         planned: The candidate.
         meshes: The meshes.
         runs: Blocks of the model that repeat, some of which are traced.
-        longer: The runs to which the trace is with_all_blocks: all their blocks, by default.
+        longer: The runs to which the trace is extended: all their blocks, by default.
     """
 
     planned: PlannedCandidate
@@ -102,67 +102,69 @@ def steps(
             "Policy 'auto' traces steps in processes that are forked from this one, which has "
             "joined a job: call plan() before the first DeviceMesh, DataParallel or list_devices()."
         )
-    alike: dict[tuple[Run, ...], list[int]] = {}  # the numbers of jobs that trace the same blocks
+    numbers_by_runs: dict[tuple[Run, ...], list[int]] = {}  # of jobs that trace the same blocks
     for number, job in enumerate(jobs):
-        alike.setdefault(job.runs, []).append(number)
-    groups = [[jobs[number] for number in numbers] for numbers in alike.values()]
-    results = _forked(lambda rank: _of_model(groups[rank], request, machine, facts), len(groups))
-    found = dict(zip(chain(*alike.values()), chain(*results), strict=True))
-    return [found[number] for number in range(len(jobs))]
+        numbers_by_runs.setdefault(job.runs, []).append(number)
+    groups = [[jobs[number] for number in numbers] for numbers in numbers_by_runs.values()]
+    results = _run_forked(
+        lambda rank: _trace_on_model(groups[rank], request, machine, facts), len(groups)
+    )
+    by_number = dict(zip(chain(*numbers_by_runs.values()), chain(*results), strict=True))
+    return [by_number[number] for number in range(len(jobs))]
 
 
-_Found: TypeAlias = tuple[RankStep, ...] | None
+_JobSteps: TypeAlias = tuple[RankStep, ...] | None
 _Result = TypeVar("_Result")
 
 
-def _forked(work: Callable[[int], _Result | ShardcoreError], count: int) -> list[_Result]:
+def _run_forked(work: Callable[[int], _Result | ShardcoreError], count: int) -> list[_Result]:
     """Returns what `work` returns, in processes that are forked for it; raises its first error."""
     from shardcore.adapters.job import forked_ranks
     from shardcore.adapters.job.started_ranks import Case
 
     # The rules of a plan name layers as the next model of this process will.
     case = Case(work, (), keeps_session=True)
-    found: list[_Result] = []
-    for each in forked_ranks.run(case, count):
-        if isinstance(each, ShardcoreError):
-            raise each
-        found.append(each)
-    return found
+    values: list[_Result] = []
+    for result in forked_ranks.run(case, count):
+        if isinstance(result, ShardcoreError):
+            raise result
+        values.append(result)
+    return values
 
 
-def _of_model(
+def _trace_on_model(
     jobs: Sequence[Job], request: TraceRequest, machine: Machine, facts: LayerFacts
-) -> list[_Found] | ShardcoreError:
+) -> list[_JobSteps] | ShardcoreError:
     """Returns the steps of jobs with the same blocks, which share a model; or the first error."""
     from shardcore.adapters.job import cores
 
     processes = min(cores.available(), len(jobs))
     begun = multiprocessing.get_context("fork").Value("i", 0)  # the jobs that a process took
     try:
-        install_again({})
+        reinstall({})
         model = _Model.of(jobs, request, machine, facts)
-        results = _forked(partial(_of_process, model, begun), processes)
+        results = _run_forked(partial(_trace_next_jobs, model, begun), processes)
     except ShardcoreError as error:
         return error
-    found = {number: each for some in results for number, each in some.items()}
-    return [found[number] for number in range(len(jobs))]
+    by_number = {number: job_steps for some in results for number, job_steps in some.items()}
+    return [by_number[number] for number in range(len(jobs))]
 
 
-def _of_process(
+def _trace_next_jobs(
     model: "_Model", begun: "Synchronized[int]", _rank: int
-) -> dict[int, _Found] | ShardcoreError:
+) -> dict[int, _JobSteps] | ShardcoreError:
     """Returns the steps of the jobs that this process took, one after the other, by number."""
-    found: dict[int, _Found] = {}
+    by_number: dict[int, _JobSteps] = {}
     while True:
         with begun.get_lock():
             number = begun.value
             begun.value += 1
         if number >= len(model.jobs):
-            return found
+            return by_number
         if number and time.monotonic() > model.built_at + _PATIENCE:
             logger.info("policy 'auto' traces layout %d of %d", number + 1, len(model.jobs))
         try:
-            (found[number],) = _forked(partial(model.steps, model.jobs[number]), 1)
+            (by_number[number],) = _run_forked(partial(model.steps, model.jobs[number]), 1)
         except ShardcoreError as error:
             return error
 
@@ -210,7 +212,7 @@ class _Model:
         built = build_to_trace(request.build, request.batch, sessions, events, blocks)
         return cls(jobs, built, events, blocks, request, machine, facts)
 
-    def steps(self, job: Job, _rank: int) -> _Found | ShardcoreError:
+    def steps(self, job: Job, _rank: int) -> _JobSteps | ShardcoreError:
         """Returns the steps of a job, or the error in its trace."""
         step: TracedStep | None
         try:
@@ -219,9 +221,9 @@ class _Model:
             return error
         for run in job.runs if job.longer is None else job.longer:
             step = None if step is None else with_all_blocks(step, run)
-        return None if step is None else tuple(self._on(mesh, step) for mesh in job.meshes)
+        return None if step is None else tuple(self._rank_step(mesh, step) for mesh in job.meshes)
 
-    def _on(self, mesh: Mesh, step: TracedStep) -> RankStep:
+    def _rank_step(self, mesh: Mesh, step: TracedStep) -> RankStep:
         groups = self.request.groups
         parts = layer_steps(step, groups) if groups else {}
         layers = {group: step_on(mesh, part) for group, part in parts.items()}
@@ -236,7 +238,7 @@ class _Model:
         candidate = planned.candidate
         mesh = candidate.small
         rows = self.request.rows // candidate.batch_parts * mesh.size_along(candidate.batch_axes)
-        install_again({"links": self.machine.links(candidate.mesh)})
+        reinstall({"links": self.machine.links(candidate.mesh)})
         bootstrap.simulate(mesh.size)
         plan_of(self.facts, mesh, candidate.policy, planned.plan).distribute()
         sessions = bootstrap.installation().binding.sessions
@@ -244,7 +246,7 @@ class _Model:
         return trace_step(self.built, rows, sessions, self.events, collectives, self.blocks)
 
 
-def install_again(options: Mapping[str, object]) -> None:
+def reinstall(options: Mapping[str, object]) -> None:
     """Installs the strategy that is installed once more, or the best one, with `options` too."""
     strategy, before = "auto", dict[str, Any]()
     if bootstrap.is_installed():

@@ -3,7 +3,7 @@
 import attrs
 import pytest
 
-from shardcore.bootstrap.search.repeats import Repeats, priced_steps, proven
+from shardcore.bootstrap.search.repeats import Repeats, trace_steps, verify_repeats
 from shardcore.bootstrap.search.traces import PlannedCandidate, TraceRequest
 from shardcore.domain.machines.known import known_machines
 from shardcore.domain.mesh import Mesh
@@ -45,7 +45,7 @@ def planned(policy):
 
 def traced(count, *sizes):
     """Returns how many of `count` blocks with sharded weights of so many elements are traced."""
-    return [len(run.traced) for run in repeats(count, *sizes).under(planned("any"))]
+    return [len(run.traced) for run in repeats(count, *sizes).runs_of(planned("any"))]
 
 
 @pytest.mark.parametrize("count", [24, 96])
@@ -76,7 +76,7 @@ def test_weights_that_are_sharded_over_the_model_axis_too_are_held_by_their_shar
     mesh = Mesh((2, 4), ("data", "model"))
     rules = PlannedRules((Rule(".*", spec, "any"),), ("data",))
     candidate = PlannedCandidate(Candidate("any", mesh), rules)
-    assert [len(run.traced) for run in repeats(24, (2048, 4096)).under(candidate)] == expected
+    assert [len(run.traced) for run in repeats(24, (2048, 4096)).runs_of(candidate)] == expected
 
 
 REQUEST, MACHINE = TraceRequest(lambda: None, None, 2), known_machines()["a100"]
@@ -91,7 +91,7 @@ def test_more_blocks_at_the_ends_are_traced_if_the_inner_ones_of_few_differ(monk
 
     monkeypatch.setattr("shardcore.bootstrap.search.repeats.steps", steps)
     blocks = repeats(16, 600 * MIB)
-    ((step,),) = priced_steps([[planned("fully_sharded")]], REQUEST, MACHINE, blocks)
+    ((step,),) = trace_steps([[planned("fully_sharded")]], REQUEST, MACHINE, blocks)
     assert asked == [[4], [8]]
     assert step.memory == {"variables": 1}
 
@@ -105,7 +105,7 @@ def test_a_candidate_whose_few_inner_blocks_differ_is_proven_by_more(monkeypatch
         return [None if len(asked) < 2 else step, step]
 
     monkeypatch.setattr("shardcore.bootstrap.search.repeats.steps", steps)
-    found = proven(repeats(16, 600 * MIB), [planned("fully_sharded")], REQUEST, MACHINE)
+    found = verify_repeats(repeats(16, 600 * MIB), [planned("fully_sharded")], REQUEST, MACHINE)
     assert asked == [[4, 5], [8, 9]]
     assert len(found.runs) == 1
 
@@ -120,7 +120,7 @@ def test_a_candidate_without_copies_leaves_the_proof_to_the_next(monkeypatch):
     monkeypatch.setattr("shardcore.bootstrap.search.repeats.steps", steps)
     replicated = attrs.evolve(planned("data_parallel"), plan=PlannedRules((), ("data",)))
     both = [planned("fully_sharded"), replicated]
-    assert len(proven(repeats(96, 600 * KIB), both, REQUEST, MACHINE).runs) == 1
+    assert len(verify_repeats(repeats(96, 600 * KIB), both, REQUEST, MACHINE).runs) == 1
     assert [[count for _, count in pair] for pair in asked] == [[4, 5]]
 
 
@@ -131,5 +131,5 @@ def test_no_block_is_a_copy_if_one_more_takes_another_step_than_a_copy(copy, run
         return [(RankStep(MESH, (), (), {"variables": size}),) for size in (copy, 100)]
 
     monkeypatch.setattr("shardcore.bootstrap.search.repeats.steps", steps)
-    found = proven(repeats(16, 600 * MIB), [planned("fully_sharded")], REQUEST, MACHINE)
+    found = verify_repeats(repeats(16, 600 * MIB), [planned("fully_sharded")], REQUEST, MACHINE)
     assert len(found.runs) == runs

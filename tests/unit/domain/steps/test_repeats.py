@@ -1,4 +1,4 @@
-"""A trace of some blocks, with_all_blocks to more of them, beside a trace of all."""
+"""A trace of some blocks, extended to more of them, beside a trace of all."""
 
 import attrs
 import pytest
