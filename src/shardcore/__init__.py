@@ -49,7 +49,7 @@ def __getattr__(name: str) -> Any:
     from shardcore import api, checkpoint_api, engines_api, plan_api, tensor_api
 
     modules = (api, plan_api, tensor_api, checkpoint_api, engines_api)
-    return next(getattr(each, name) for each in modules if hasattr(each, name))
+    return next(getattr(module, name) for module in modules if hasattr(module, name))
 
 
 def __dir__() -> list[str]:

@@ -75,8 +75,8 @@ def plan(
     """
     environment.choose_backend()
     if policy == auto.NAME:
-        found: Plan = auto.plan(model, mesh, devices, options)
-        return found
+        chosen: Plan = auto.plan(model, mesh, devices, options)
+        return chosen
     if mesh is None or devices is not None:
         raise PolicyError(
             f"Policy {policy!r} takes a mesh, and policy 'auto' takes devices=: got mesh={mesh!r}, "

@@ -77,7 +77,7 @@ def _print(text: str) -> None:
 def _status(options: argparse.Namespace) -> tuple[int, str]:
     api.install(options.strategy)
     bootstrap.installation().binding.library.initialize()
-    return 0, _shown(api.status(), options)
+    return 0, _result_text(api.status(), options)
 
 
 def _explain(options: argparse.Namespace) -> tuple[int, str]:
@@ -103,14 +103,14 @@ def _explain(options: argparse.Namespace) -> tuple[int, str]:
     if options.save and explanation.rank == 0:
         explanation.save(options.save)
     before = explanation.rank == 0 and not options.json and explanation.layouts
-    return 0, (f"{before}\n\n" if before else "") + _shown(explanation, options)
+    return 0, (f"{before}\n\n" if before else "") + _result_text(explanation, options)
 
 
 def _verify(options: argparse.Namespace) -> tuple[int, str]:
     file, name = parse_target(options.target)
     api.install(options.strategy)
     report = api.verify(build_model(load_script(file), name))
-    return 0 if report.ok else 1, _shown(report, options)
+    return 0 if report.ok else 1, _result_text(report, options)
 
 
 def _measure(options: argparse.Namespace) -> tuple[int, str]:
@@ -135,7 +135,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], tuple[int, str]]] = {
 }
 
 
-def _shown(result: Status | Explanation | Verification, options: argparse.Namespace) -> str:
+def _result_text(result: Status | Explanation | Verification, options: argparse.Namespace) -> str:
     """Returns the text of a result; nothing on a rank that does not print."""
     if result.rank != 0:
         return ""

@@ -114,16 +114,16 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line, which sets `command` to its first word."""
     loaded = plugins.load()
     strategies, policies = loaded.strategies.entries, loaded.policies.entries
-    listed = f"strategies:\n{_listed(strategies)}\n\npolicies:\n{_listed(policies)}"
+    listed = f"strategies:\n{_entry_lines(strategies)}\n\npolicies:\n{_entry_lines(policies)}"
     raw = argparse.RawDescriptionHelpFormatter
-    found = argparse.ArgumentParser(
+    command_line = argparse.ArgumentParser(
         prog="shardcore",
         formatter_class=raw,
         description="keras.distribution for Keras 3 on PyTorch.",
         epilog=f"{listed}\n\n{EXAMPLES}",
     )
-    found.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    words = found.add_subparsers(required=True, dest="command", metavar="COMMAND")
+    command_line.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    words = command_line.add_subparsers(required=True, dest="command", metavar="COMMAND")
     add = partial(words.add_parser, formatter_class=raw)
     about = "show the strategy in use, and why not the others, the devices, the versions"
     status = add("status", help=about, description=about)
@@ -141,16 +141,16 @@ def parser() -> argparse.ArgumentParser:
         "checkpoint", help=about, description=checkpoints.DESCRIPTION, epilog=checkpoints.EPILOG
     )
     checkpoints.add_words(checkpoint)
-    for each in (status, plan, explain, verify, measure):
-        each.add_argument("--json", action="store_true", help="print data instead of a table")
-    for each in (status, explain, verify):
-        each.add_argument(
+    for command in (status, plan, explain, verify, measure):
+        command.add_argument("--json", action="store_true", help="print data instead of a table")
+    for command in (status, explain, verify):
+        command.add_argument(
             "--strategy",
             default="auto",
             help=f"how variables are stored: auto (default), {', '.join(strategies)}",
         )
-    for each in (plan, explain, verify):
-        each.add_argument(
+    for command in (plan, explain, verify):
+        command.add_argument(
             "target",
             metavar="FILE[:FUNCTION]",
             help=f"a Python script, and its function that returns the model ({DEFAULT_FUNCTION})",
@@ -159,15 +159,17 @@ def parser() -> argparse.ArgumentParser:
     ranks.add_argument("--ranks", type=int, metavar="N", help="how many ranks to simulate")
     shape = plan.add_mutually_exclusive_group(required=True)
     shape.add_argument("--devices", type=int, metavar="N", help="how many, for --policy auto")
-    for each, ways in ((plan, shape), (explain, ranks)):
+    for command, ways in ((plan, shape), (explain, ranks)):
         ways.add_argument("--mesh", metavar="2x4", help="how many ranks, by axes")
-        each.add_argument("--axes", metavar="NAMES", help=f"the axes' names ({','.join(AXES[2])})")
-        each.add_argument(
+        command.add_argument(
+            "--axes", metavar="NAMES", help=f"the axes' names ({','.join(AXES[2])})"
+        )
+        command.add_argument(
             "--policy",
             help=f"{', '.join(policies)} (default: {DEFAULT_POLICY})"
-            + (", or auto with --devices" if each is plan else ""),
+            + (", or auto with --devices" if command is plan else ""),
         )
-        each.add_argument(
+        command.add_argument(
             "--option",
             action="append",
             default=[],
@@ -175,13 +177,13 @@ def parser() -> argparse.ArgumentParser:
             help="an option of the policy, such as small=0",
         )
     explain.add_argument("--step", default="train", help="train (default), test or predict")
-    for each in (plan, explain):
-        each.add_argument(
+    for command in (plan, explain):
+        command.add_argument(
             "--batch",
             default=DEFAULT_BATCH,
             metavar="FUNCTION",
             help=f"the function of the script that returns the global batch ({DEFAULT_BATCH})"
-            + ("; with --policy auto also a number of rows" if each is plan else ""),
+            + ("; with --policy auto also a number of rows" if command is plan else ""),
         )
     explain.add_argument("--save", metavar="FILE", help="write the picture: step.svg, step.html")
     plan.add_argument(
@@ -195,16 +197,16 @@ def parser() -> argparse.ArgumentParser:
     machine = "the machine, for auto (the one at hand if it is well known, else h100)"
     plan.add_argument("--machine", metavar="NAME|FILE", help=machine)
     plan.add_argument("--python", action="store_true", help="print a program that sets it")
-    return found
+    return command_line
 
 
-def _listed(entries: Mapping[str, StrategyEntry | PolicyEntry]) -> str:
+def _entry_lines(entries: Mapping[str, StrategyEntry | PolicyEntry]) -> str:
     """Returns a line for each entry, wrapped at 80 columns."""
     below = " " * 22
     return "\n".join(
         line
-        for each in entries.values()
-        for line in wrap(f"  {each.name:<18}  {each.summary}", 80, subsequent_indent=below)
+        for entry in entries.values()
+        for line in wrap(f"  {entry.name:<18}  {entry.summary}", 80, subsequent_indent=below)
     )
 
 

@@ -41,8 +41,8 @@ def add_words(parser: argparse.ArgumentParser) -> None:
     inspect.add_argument("--json", action="store_true", help="print data instead of a table")
     about = "compare the checksums and the headers of all files"
     verify = words.add_parser("verify", help=about, description=about)
-    for each in (inspect, verify):
-        each.add_argument("directory", type=Path, help="a checkpoint, or a directory of several")
+    for command in (inspect, verify):
+        command.add_argument("directory", type=Path, help="a checkpoint, or a directory of several")
     about = "convert to or from weights of Keras or safetensors files"
     convert = words.add_parser("convert", help=about, description=CONVERT, formatter_class=raw)
     convert.add_argument("source", type=Path, help="a checkpoint, or a file or folder as below")
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 
 
 def _inspect(options: argparse.Namespace) -> tuple[int, str]:
-    path, index = _found(options.directory)
+    path, index = _open_checkpoint(options.directory)
     shown = Inspection(str(path), index)
     if not options.json:
         return 0, f"{shown}\n"
@@ -72,11 +72,11 @@ def _inspect(options: argparse.Namespace) -> tuple[int, str]:
 def _verify(options: argparse.Namespace) -> tuple[int, str]:
     from shardcore.adapters.checkpoints.store import FolderStore
 
-    path, index = _found(options.directory)
+    path, index = _open_checkpoint(options.directory)
     with FolderStore().reading(path, index) as reader:
         reader.verify()
-        for each in index.variables:
-            reader.check(each, each.as_one_part)
+        for variable in index.variables:
+            reader.check(variable, variable.as_one_part)
     counts = f"{len(index.variables)} variables in {len(index.files)} files"
     return 0, f"{path}: {counts}, all as written\n"
 
@@ -92,19 +92,19 @@ def _convert(options: argparse.Namespace) -> tuple[int, str]:
     if limit is not None and limit <= 0:
         raise CheckpointError(f"Expected --max-shard-size above 0, got {limit}.")
     done = convert(source, options.target, None if limit is None else int(limit * 2**30))
-    said = f"{done.path}: {done.variables} variables, {done.nbytes} bytes, from {source}\n"
+    text = f"{done.path}: {done.variables} variables, {done.nbytes} bytes, from {source}\n"
     if done.left_out:
-        said += f"left out, as this format does not have them: {', '.join(done.left_out)}\n"
-    return 0, said
+        text += f"left out, as this format does not have them: {', '.join(done.left_out)}\n"
+    return 0, text
 
 
-def _found(directory: Path) -> tuple[Path, Index]:
+def _open_checkpoint(directory: Path) -> tuple[Path, Index]:
     from shardcore.adapters.checkpoints import folders
 
-    found = folders.opened(directory)
-    if found is None:
+    opened = folders.opened(directory)
+    if opened is None:
         raise CheckpointError(
             f"Expected a complete checkpoint or a folder of such, got {str(directory)!r}: give the "
             "directory that shardcore.save_checkpoint() was given."
         )
-    return found
+    return opened

@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> tuple[int, str]:
 
 
 def _search(options: argparse.Namespace) -> tuple[int, str]:
-    unused = [each for each in ("axes", "option") if getattr(options, each)]
+    unused = [option for option in ("axes", "option") if getattr(options, option)]
     if unused or options.memory is True:
         name = unused[0] if unused else "memory without a size"
         raise UsageError(f"--{name} is not for --policy auto: leave it out, or give a mesh")
@@ -56,7 +56,7 @@ def _search(options: argparse.Namespace) -> tuple[int, str]:
 
 
 def _plan(options: argparse.Namespace) -> tuple[int, str]:
-    unused = [each for each in ("host", "machine") if getattr(options, each)]
+    unused = [option for option in ("host", "machine") if getattr(options, option)]
     if unused or options.memory not in (None, True):
         name = unused[0] if unused else f"memory {options.memory}"
         raise UsageError(f"--{name} is for --policy auto: give --devices in place of --mesh")

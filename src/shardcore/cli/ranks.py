@@ -26,7 +26,7 @@ def simulate_for(mesh: Mesh | None, options: argparse.Namespace) -> None:
     Raises:
         UsageError: If the options do not fit together.
     """
-    unused = [each for each in ("policy", "axes", "option") if getattr(options, each)]
+    unused = [option for option in ("policy", "axes", "option") if getattr(options, option)]
     if mesh is None and unused:
         raise UsageError(f"--{unused[0]} goes with --mesh: give ranks by axes, such as --mesh 2x4")
     if options.ranks is not None and options.ranks < 1:

@@ -45,13 +45,15 @@ def function_of(
     """
     function = getattr(script, name, None)
     if not callable(function):
-        own = [key for key, each in vars(script).items() if _is_own_function(each, script.__name__)]
+        own = [
+            key for key, member in vars(script).items() if _is_own_function(member, script.__name__)
+        ]
         raise UsageError(
             f"{script.__file__} has no function {name!r}; it has {', '.join(own) or 'none'}: "
             f"name one that returns {returned}"
         )
-    found: Callable[[], Any] = function
-    return found
+    checked: Callable[[], Any] = function
+    return checked
 
 
 def _is_own_function(value: object, module_name: str) -> bool:

@@ -20,27 +20,29 @@ METHODS = tuple(
 )
 
 
-def opened(entry: StrategyEntry, world: World) -> Strategy[Any]:
+def open_strategy(entry: StrategyEntry, world: World) -> Strategy[Any]:
     """Returns the strategy of `entry`, opened on `world`, after a check of its methods.
 
     Raises:
         StrategyError: If opening fails, or a method is missing or takes other arguments.
         ShardcoreError: If the strategy itself raises one.
     """
-    strategy = _called(entry, f"open() on mesh {world.mesh}", lambda: entry.open(world))
+    strategy = _call_strategy(entry, f"open() on mesh {world.mesh}", lambda: entry.open(world))
     for name in METHODS:
         _check_method(entry, strategy, name)
     return strategy
 
 
-def storage(entry: StrategyEntry, strategy: Strategy[Any], variable: NewVariable) -> Layout:
+def storage_layout(entry: StrategyEntry, strategy: Strategy[Any], variable: NewVariable) -> Layout:
     """Returns the storage layout that the strategy chooses for `variable`.
 
     Raises:
         StrategyError: If it chooses none that fits, or fails.
     """
     what = f"variable {variable.path!r} of shape {variable.shape}"
-    chosen: object = _called(entry, f"storage() of {what}", lambda: strategy.storage(variable))
+    chosen: object = _call_strategy(
+        entry, f"storage() of {what}", lambda: strategy.storage(variable)
+    )
     if (
         isinstance(chosen, Layout)
         and chosen.mesh == variable.layout.mesh
@@ -49,13 +51,13 @@ def storage(entry: StrategyEntry, strategy: Strategy[Any], variable: NewVariable
     ):
         return chosen
     raise StrategyError(
-        f"{_who(entry)} wants to keep {what} as "
+        f"{_name_of(entry)} wants to keep {what} as "
         f"{chosen!s}: storage() must give a Layout over mesh {variable.layout.mesh}, of "
         f"{len(variable.shape)} dims and with no partial sum, such as {variable.layout}."
     )
 
 
-def created(
+def create_tensor(
     entry: StrategyEntry,
     strategy: Strategy[TensorT],
     value: TensorT,
@@ -70,23 +72,23 @@ def created(
             strategy fails.
     """
     what = f"create() of variable {variable.path!r}"
-    tensor = _called(entry, what, lambda: strategy.create(value, storage, variable))
-    found = _shape(tensor)
-    if found != variable.shape:
+    tensor = _call_strategy(entry, what, lambda: strategy.create(value, storage, variable))
+    shape = _shape(tensor)
+    if shape != variable.shape:
         raise StrategyError(
-            f"{_who(entry)} made a value of shape {found} for variable {variable.path!r}: create() "
-            f"must give a tensor of the global shape {variable.shape}."
+            f"{_name_of(entry)} made a value of shape {shape} for variable {variable.path!r}: "
+            f"create() must give a tensor of the global shape {variable.shape}."
         )
-    found, expected = _shape(strategy.local(tensor)), storage.local_shape(variable.shape, position)
-    if found != expected:
+    shape, expected = _shape(strategy.local(tensor)), storage.local_shape(variable.shape, position)
+    if shape != expected:
         raise StrategyError(
-            f"{_who(entry)} stores a part of shape {found} of variable {variable.path!r} on this "
-            f"rank: by its layout the part has shape {expected}."
+            f"{_name_of(entry)} stores a part of shape {shape} of variable {variable.path!r} on "
+            f"this rank: by its layout the part has shape {expected}."
         )
     return tensor
 
 
-def joined(
+def join_parts(
     entry: StrategyEntry,
     strategy: Strategy[TensorT],
     part: TensorT,
@@ -99,27 +101,29 @@ def joined(
         StrategyError: If it has another shape, or the strategy fails.
     """
     what = f"join() of a part of shape {_shape(part)}"
-    tensor = _called(entry, what, lambda: strategy.join(part, layout, shape))
-    found = _shape(tensor)
-    if found != shape:
+    tensor = _call_strategy(entry, what, lambda: strategy.join(part, layout, shape))
+    joined_shape = _shape(tensor)
+    if joined_shape != shape:
         raise StrategyError(
-            f"{_who(entry)} joined parts to a value of shape {found}: join() must give a tensor of "
-            f"the global shape {shape}."
+            f"{_name_of(entry)} joined parts to a value of shape {joined_shape}: join() must give "
+            f"a tensor of the global shape {shape}."
         )
     return tensor
 
 
-def _called(entry: StrategyEntry, what: str, call: Callable[[], T]) -> T:
+def _call_strategy(entry: StrategyEntry, what: str, call: Callable[[], T]) -> T:
     """Calls a method of the strategy, and returns its result; an error names the package."""
     try:
         return call()
     except (ShardcoreError, KeyboardInterrupt):
         raise
     except BaseException as error:  # SystemExit too: it is not the program's
-        raise StrategyError(f"{_who(entry)}: {what}: {type(error).__name__}: {error}") from error
+        raise StrategyError(
+            f"{_name_of(entry)}: {what}: {type(error).__name__}: {error}"
+        ) from error
 
 
-def _who(entry: StrategyEntry) -> str:
+def _name_of(entry: StrategyEntry) -> str:
     return f"Strategy {entry.name!r} of package {entry.package!r}"
 
 
@@ -134,22 +138,27 @@ def _check_method(entry: StrategyEntry, strategy: object, name: str) -> None:
     method = getattr(strategy, name, None)
     if not callable(method):
         raise StrategyError(
-            f"{_who(entry)} breaks the contract of strategies: {type(strategy).__name__} has no "
-            f"method {_call(name, expected)}. docs/how-to/plugins.md lists them all."
+            f"{_name_of(entry)} breaks the contract of strategies: {type(strategy).__name__} has "
+            f"no method {_call_text(name, expected)}. docs/how-to/plugins.md lists them all."
         )
-    found = inspect.signature(method)
-    required = [each for each in expected if each.default is each.empty]
-    optional = {each.name: each.default for each in expected if each.default is not each.empty}
+    signature = inspect.signature(method)
+    required = [parameter for parameter in expected if parameter.default is parameter.empty]
+    optional = {
+        parameter.name: parameter.default
+        for parameter in expected
+        if parameter.default is not parameter.empty
+    }
     try:
-        found.bind(*required)
-        found.bind(*required, **optional)
+        signature.bind(*required)
+        signature.bind(*required, **optional)
     except TypeError as error:
         raise StrategyError(
-            f"{_who(entry)} breaks the contract of strategies: {type(strategy).__name__} has "
-            f"{_call(name, found.parameters.values())}, expected {_call(name, expected)}: {error}."
+            f"{_name_of(entry)} breaks the contract of strategies: {type(strategy).__name__} has "
+            f"{_call_text(name, signature.parameters.values())}, expected "
+            f"{_call_text(name, expected)}: {error}."
         ) from error
 
 
-def _call(name: str, parameters: Iterable[inspect.Parameter]) -> str:
-    shown = (each.replace(annotation=inspect.Parameter.empty) for each in parameters)
+def _call_text(name: str, parameters: Iterable[inspect.Parameter]) -> str:
+    shown = (parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters)
     return f"{name}({', '.join(map(str, shown))})"

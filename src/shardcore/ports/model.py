@@ -79,11 +79,11 @@ class LayerFacts:
 
     def variable(self, name: str) -> VariableFacts | None:
         """Returns its own variable of that name, None without one."""
-        return next((each for each in self.variables if each.name == name), None)
+        return next((variable for variable in self.variables if variable.name == name), None)
 
     def child(self, name: str) -> "LayerFacts | None":
         """Returns the child of that name, None without one."""
-        return next((each for each in self.children if each.name == name), None)
+        return next((child for child in self.children if child.name == name), None)
 
     def layers(self) -> Iterator["LayerFacts"]:
         """Yields itself and all layers below it, parents first."""

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from shardcore.domain.checkpoints.index import Index, StoredVariable
 from shardcore.domain.errors import printable
-from shardcore.reporting.tables import Column, Shown, build, human_bytes
+from shardcore.reporting.tables import Column, Report, build, human_bytes
 
 COLUMNS = (
     Column("variable"), Column("path", "below"), Column("group", "drop"), Column("shape"),
@@ -22,7 +22,7 @@ MOST_ROWS = 1000
 
 
 @attrs.frozen
-class Inspection(Shown):
+class Inspection(Report):
     """The content of a checkpoint.
 
     Args:
@@ -51,16 +51,16 @@ class Inspection(Shown):
         index = self.index
         rows: list[tuple[str, ...]] = [
             (
-                each.name,
-                each.path,
-                each.group,
-                str(each.shape),
-                each.dtype,
-                each.layout,
-                str(len(each.files)),
-                human_bytes(each.nbytes),
+                variable.name,
+                variable.path,
+                variable.group,
+                str(variable.shape),
+                variable.dtype,
+                variable.layout,
+                str(len(variable.files)),
+                human_bytes(variable.nbytes),
             )
-            for each in index.variables[:MOST_ROWS]
+            for variable in index.variables[:MOST_ROWS]
         ]
         left = len(index.variables) - len(rows)
         if left:

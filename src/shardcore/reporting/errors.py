@@ -50,11 +50,11 @@ def strip_own_frames(error: BaseException) -> None:
     stripped: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
-        each = waiting.pop()
-        if each is not None and id(each) not in stripped:
-            stripped.add(id(each))
-            waiting += [each.__cause__, each.__context__]
-            _strip(each)
+        cause = waiting.pop()
+        if cause is not None and id(cause) not in stripped:
+            stripped.add(id(cause))
+            waiting += [cause.__cause__, cause.__context__]
+            _strip(cause)
 
 
 def say(text: str) -> None:
@@ -75,8 +75,8 @@ def user_line(frame: FrameType | None) -> str:
         >>> user_line(None)
         'an unknown line'
     """
-    for each, line in walk_stack(frame) if frame else ():
-        file = each.f_code.co_filename
+    for caller, line in walk_stack(frame) if frame else ():
+        file = caller.f_code.co_filename
         if _owner(file) == "user" and file != CAPTURED:
             return f"{Path(file).name}:{line}"
     return "an unknown line"
@@ -89,12 +89,12 @@ def user_line_in(error: BaseException) -> str:
         >>> user_line_in(ValueError("of no line"))
         'an unknown line'
     """
-    trace, found = error.__traceback__, "an unknown line"
+    trace, line = error.__traceback__, "an unknown line"
     while trace is not None:
         if _owner_of(trace) == "user" and trace.tb_frame.f_code.co_filename != CAPTURED:
-            found = f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}"
+            line = f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}"
         trace = trace.tb_next
-    return found
+    return line
 
 
 def _strip(error: BaseException) -> None:
@@ -102,14 +102,14 @@ def _strip(error: BaseException) -> None:
     while trace is not None:
         frames.append(trace)
         trace = trace.tb_next
-    ours = [each for each in frames if _owner_of(each) in ("shardcore", "user")]
+    ours = [frame for frame in frames if _owner_of(frame) in ("shardcore", "user")]
     inner = ours[-1] if ours else None
     debugged = logging.getLogger("shardcore").isEnabledFor(logging.DEBUG)
     if inner is None or debugged:
         return
     if _owner_of(inner) == "shardcore" and not isinstance(error, RankFailed):
         return
-    kept = [each for each in frames if _owner_of(each) not in ("shardcore", "python -m")]
+    kept = [frame for frame in frames if _owner_of(frame) not in ("shardcore", "python -m")]
     for outer, next_ in pairwise(kept):
         outer.tb_next = next_
     if kept:
@@ -126,4 +126,4 @@ def _owner(file: str) -> str:
         return "shardcore"
     if file == "<frozen runpy>":
         return "python -m"
-    return "library" if any(each in file for each in LIBRARIES) else "user"
+    return "library" if any(folder in file for folder in LIBRARIES) else "user"

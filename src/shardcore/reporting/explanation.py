@@ -14,7 +14,7 @@ from shardcore.domain.explanation.advice import rules_as_code
 from shardcore.domain.explanation.collectives import Collective, Explained
 from shardcore.reporting.picture.step import html, svg
 from shardcore.reporting.plan import PlanReport
-from shardcore.reporting.tables import Column, Shown, build, human_bytes
+from shardcore.reporting.tables import Column, Report, build, human_bytes
 
 COLUMNS = (
     Column("layer"), Column("collective"), Column("axis"), Column("operator", "drop"),
@@ -24,7 +24,7 @@ COLUMNS = (
 
 
 @attrs.frozen
-class Explanation(Explained, Shown):
+class Explanation(Explained, Report):
     """The collectives of one step of a model, as seen by one rank.
 
     Args:
@@ -69,22 +69,23 @@ class Explanation(Explained, Shown):
     def advice(self) -> tuple[str, ...]:
         """Returns one line for each avoidable collective."""
         return tuple(
-            f"Avoidable: {each.problem}. Instead: {rules_as_code(each.rules)}. Then {each.effect}."
-            for each in self.avoidable
+            f"Avoidable: {advice.problem}. Instead: {rules_as_code(advice.rules)}. "
+            f"Then {advice.effect}."
+            for advice in self.avoidable
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the same as plain data, fit for JSON."""
-        found = super().to_dict()
-        found["mesh"] = None if self.mesh is None else str(self.mesh)
-        found["calls"], found["operand_bytes"] = dict(self.calls), dict(self.operand_bytes)
-        return found
+        data = super().to_dict()
+        data["mesh"] = None if self.mesh is None else str(self.mesh)
+        data["calls"], data["operand_bytes"] = dict(self.calls), dict(self.operand_bytes)
+        return data
 
     def table(self, width: int | None = None) -> Table:
         """Returns a table with a row per collective, the sums by axis and kind, and the advice."""
         rows: list[tuple[str, ...]] = []
-        for _, of_phase in groupby(self.collectives, key=lambda each: each.phase):
-            rows += [_row(each) for each in of_phase]
+        for _, of_phase in groupby(self.collectives, key=lambda collective: collective.phase):
+            rows += [_row(collective) for collective in of_phase]
             rows.append(())
         rows += _totals(self.collectives)
         columns = COLUMNS if width else (Column("phase"), *COLUMNS)
@@ -128,25 +129,27 @@ def _by_phase(rows: Iterable[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
         yield row[1:]
 
 
-def _row(each: Collective) -> tuple[str, ...]:
+def _row(collective: Collective) -> tuple[str, ...]:
     return (
-        each.phase,
-        each.layer or "-",
-        each.kind,
-        ", ".join(each.axes) or "-",
-        each.operator or "-",
-        str(each.times),
-        human_bytes(each.times * each.operand_bytes),
-        human_bytes(each.times * each.sent_bytes),
-        each.reason,
+        collective.phase,
+        collective.layer or "-",
+        collective.kind,
+        ", ".join(collective.axes) or "-",
+        collective.operator or "-",
+        str(collective.times),
+        human_bytes(collective.times * collective.operand_bytes),
+        human_bytes(collective.times * collective.sent_bytes),
+        collective.reason,
     )
 
 
 def _totals(collectives: Iterable[Collective]) -> list[tuple[str, ...]]:
     """Returns a row for each axis and kind, and one for the total."""
     grouped: dict[tuple[str, str], list[Collective]] = {}
-    for each in collectives:
-        grouped.setdefault((", ".join(each.axes) or "-", each.kind), []).append(each)
+    for collective in collectives:
+        grouped.setdefault((", ".join(collective.axes) or "-", collective.kind), []).append(
+            collective
+        )
     rows = [
         ("in all", "", kind, axis, "", *_sums(grouped[axis, kind]), "")
         for axis, kind in sorted(grouped)
@@ -156,7 +159,7 @@ def _totals(collectives: Iterable[Collective]) -> list[tuple[str, ...]]:
 
 def _sums(collectives: Iterable[Collective]) -> tuple[str, str, str]:
     return (
-        str(sum(each.times for each in collectives)),
-        human_bytes(sum(each.times * each.operand_bytes for each in collectives)),
-        human_bytes(sum(each.times * each.sent_bytes for each in collectives)),
+        str(sum(collective.times for collective in collectives)),
+        human_bytes(sum(collective.times * collective.operand_bytes for collective in collectives)),
+        human_bytes(sum(collective.times * collective.sent_bytes for collective in collectives)),
     )

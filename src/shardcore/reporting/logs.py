@@ -66,7 +66,7 @@ def configure(rank: Callable[[], int]) -> Callable[[], None]:
     handler.addFilter(passes)
     root.addHandler(handler)
     root.propagate = False
-    subjects = [each for each in words if each and each not in (*LEVELS, "all-ranks")]
+    subjects = [word for word in words if word and word not in (*LEVELS, "all-ranks")]
     levels = [word for word in words if word in LEVELS]
     wanted = {root: (levels or ["info"])[0].upper()}
     wanted |= {logging.getLogger(f"shardcore.{subject}"): "DEBUG" for subject in subjects}

@@ -7,7 +7,7 @@ import attrs
 from rich.table import Table
 
 from shardcore.domain.steps.memory import Kind
-from shardcore.reporting.tables import Column, Shown, build, human_bytes
+from shardcore.reporting.tables import Column, Report, build, human_bytes
 
 COLUMNS = (Column("memory of a rank"), Column("bytes", right=True), Column("of", "below"))
 KINDS: dict[Kind, str] = {
@@ -21,7 +21,7 @@ KINDS: dict[Kind, str] = {
 
 
 @attrs.frozen
-class MemoryReport(Shown):
+class MemoryReport(Report):
     """The memory that a rank takes in an eager train step, as the first steps of `fit` are.
 
     Args:

@@ -12,7 +12,7 @@ from shardcore.domain.mesh import Mesh
 from shardcore.domain.paths.rules import PathRules
 from shardcore.domain.spec import DimSpec
 from shardcore.domain.variable_size import VariableSize
-from shardcore.reporting.tables import Column, Shown, build, human_bytes
+from shardcore.reporting.tables import Column, Report, build, human_bytes
 
 COLUMNS = (
     Column("rule"), Column("spec"), Column("shape", "drop"), Column("variables", right=True),
@@ -55,7 +55,7 @@ class PlannedRule:
 
 
 @attrs.frozen
-class PlanReport(Shown):
+class PlanReport(Report):
     """The rules of a plan as they are now.
 
     Args:
@@ -78,12 +78,12 @@ class PlanReport(Shown):
     @property
     def bytes_here(self) -> int:
         """The bytes of the variables on the fullest rank."""
-        return sum(each.bytes_here for each in self.rules)
+        return sum(rule.bytes_here for rule in self.rules)
 
     @property
     def bytes_full(self) -> int:
         """The bytes of all variables."""
-        return sum(each.bytes_full for each in self.rules)
+        return sum(rule.bytes_full for rule in self.rules)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the same as plain data, fit for JSON."""
@@ -92,9 +92,9 @@ class PlanReport(Shown):
 
     def table(self, width: int | None = None) -> Table:
         """Returns a table with a row per rule, and the sums."""
-        rows = [each.row() for each in self.rules]
+        rows = [rule.row() for rule in self.rules]
         variables, outputs = (
-            str(sum(getattr(each, name) for each in self.rules))
+            str(sum(getattr(rule, name) for rule in self.rules))
             for name in ("variables", "outputs")
         )
         sums = (variables, outputs, human_bytes(self.bytes_here), human_bytes(self.bytes_full))
@@ -135,13 +135,13 @@ def plan_report(
             PlannedRule(
                 key,
                 str(rules[key]) if key else "replicated",
-                tuple(dict.fromkeys(each.shape for each in found)),
-                len(found),
+                tuple(dict.fromkeys(variable.shape for variable in matched)),
+                len(matched),
                 laid_out[key],
-                sum(bytes_here(each, key) for each in found),
-                sum(each.bytes for each in found),
+                sum(bytes_here(variable, key) for variable in matched),
+                sum(variable.bytes for variable in matched),
                 reasons.get(key, "") if key else "no rule matches: replicated",
             )
-            for key, found in decided.items()
+            for key, matched in decided.items()
         ),
     )

@@ -10,7 +10,7 @@ from rich.table import Table
 from shardcore.domain.machines.machine import Machine
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.steps.cost import StepCost
-from shardcore.reporting.tables import Column, Shown, build, human_bytes
+from shardcore.reporting.tables import Column, Report, build, human_bytes
 
 # The number of candidates that the table has.
 SHOWN = 10
@@ -48,8 +48,8 @@ class Priced:
         names: dict[str, list[str]] = {}
         for layer, name in self.options.get("layers", {}).items():
             names.setdefault(name, []).append(layer)
-        said = [f"{name} in {', '.join(layers)}" for name, layers in names.items()]
-        return "; ".join([*said, f"{self.options['otherwise']} elsewhere"]) if said else ""
+        texts = [f"{name} in {', '.join(layers)}" for name, layers in names.items()]
+        return "; ".join([*texts, f"{self.options['otherwise']} elsewhere"]) if texts else ""
 
 
 @attrs.frozen
@@ -70,7 +70,7 @@ class PassedOver:
 
 
 @attrs.frozen
-class Ranking(Shown):
+class Ranking(Report):
     """Meshes and policies for a model, by the predicted time of a step.
 
     Args:
@@ -87,11 +87,11 @@ class Ranking(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the same as plain data, fit for JSON."""
-        found = super().to_dict()
-        for each, data in zip(self.priced, found["priced"], strict=True):
-            data["cost"] |= {"seconds": each.cost.seconds, "peak": each.cost.peak}
-            data["why"] = self.why(each)
-        return found
+        plain = super().to_dict()
+        for candidate, data in zip(self.priced, plain["priced"], strict=True):
+            data["cost"] |= {"seconds": candidate.cost.seconds, "peak": candidate.cost.peak}
+            data["why"] = self.why(candidate)
+        return plain
 
     def why(self, other: Priced) -> str:
         """Returns why a candidate is slower than the first, in words; empty for the first."""
@@ -107,21 +107,22 @@ class Ranking(Shown):
     def why_none(self) -> str:
         """Returns the reasons against all candidates, in words."""
         return "; ".join(
-            f"{what}: {why}{least and f' ({least})'}" for what, why, least in self._out()
+            f"{what}: {why}{least and f' ({least})'}"
+            for what, why, least in self._reasons_against()
         )
 
     def table(self, width: int | None = None) -> Table:
         """Returns a table of the best candidates, and why the others are out."""
         shown = self.priced[:SHOWN]
-        columns = COLUMNS if any(each.by_layer for each in shown) else COLUMNS[:-1]
-        rows: list[tuple[str, ...]] = [self._row(each) for each in shown]
+        columns = COLUMNS if any(candidate.by_layer for candidate in shown) else COLUMNS[:-1]
+        rows: list[tuple[str, ...]] = [self._row(candidate) for candidate in shown]
         more = len(self.priced) - SHOWN
         rows += [()] if self.passed_over or more > 0 else []
         if more > 0:
             rows.append((f"{more} more that fit", "", "", "", "", "", "", "they are slower", ""))
         rows += [
             (f"{what} out", "", "", "", least, "", "", reason, "")
-            for what, reason, least in self._out()
+            for what, reason, least in self._reasons_against()
         ]
         title = (
             f"predicted steps of {self.rows} rows on {self.machine.name}: "
@@ -129,31 +130,31 @@ class Ranking(Shown):
         )
         return build(title, columns, rows, width)
 
-    def _row(self, each: Priced) -> tuple[str, ...]:
-        cost = each.cost
+    def _row(self, candidate: Priced) -> tuple[str, ...]:
+        cost = candidate.cost
         seconds = map(human_seconds, (cost.seconds, cost.compute, cost.exposed))
-        size = "x".join(map(str, each.mesh.shape))
+        size = "x".join(map(str, candidate.mesh.shape))
         sends = "nothing"
         if cost.sent:
             sends = ", ".join(f"{axis} {human_bytes(sent)}" for axis, sent in cost.sent.items())
         holds = ", ".join(f"{kind} {human_bytes(held)}" for kind, held in cost.memory.items())
-        name = f"{each.policy} {size}"
-        why = self.why(each)
-        lines = (f"sends: {sends}", f"holds: {holds}", why and f"loses: {why}", each.by_layer)
+        name = f"{candidate.policy} {size}"
+        why = self.why(candidate)
+        lines = (f"sends: {sends}", f"holds: {holds}", why and f"loses: {why}", candidate.by_layer)
         return name, *seconds, human_bytes(cost.peak), *lines
 
-    def _out(self) -> list[tuple[str, str, str]]:
+    def _reasons_against(self) -> list[tuple[str, str, str]]:
         """Returns the reasons against the others, with their numbers and the least bytes."""
-        found = []
-        for reason, count in Counter(each.reason for each in self.passed_over).items():
-            these = [each for each in self.passed_over if each.reason == reason]
-            least = min(these, key=lambda each: each.bytes)
+        rows = []
+        for reason, count in Counter(candidate.reason for candidate in self.passed_over).items():
+            these = [candidate for candidate in self.passed_over if candidate.reason == reason]
+            least = min(these, key=lambda candidate: candidate.bytes)
             if reason == MEMORY:
                 text = f"too large for the memory; the smallest is {least.policy} {least.mesh}"
-                found.append((f"{count} layouts", text, human_bytes(least.bytes)))
+                rows.append((f"{count} layouts", text, human_bytes(least.bytes)))
             else:
-                found.append((f"{count} layouts", reason, ""))
-        return found
+                rows.append((f"{count} layouts", reason, ""))
+        return rows
 
 
 def human_seconds(seconds: float) -> str:

@@ -6,7 +6,7 @@ import attrs
 from rich.table import Table
 
 from shardcore.domain.machines.hosts import ranks_by_host
-from shardcore.reporting.tables import Column, Shown, build
+from shardcore.reporting.tables import Column, Report, build
 
 ENGINE_COLUMNS = (
     Column("rank", right=True), Column("engine", right=True), Column("process", right=True),
@@ -15,7 +15,7 @@ ENGINE_COLUMNS = (
 
 
 @attrs.frozen
-class Status(Shown):
+class Status(Report):
     """The state of shardcore in this process.
 
     Args:
@@ -90,7 +90,7 @@ class EngineRank:
 
 
 @attrs.frozen
-class EnginesStatus(Shown):
+class EnginesStatus(Report):
     """The ranks of a notebook.
 
     Args:

@@ -46,12 +46,12 @@ def build(
         width: The columns of text that it may take, None for any number.
     """
     rows = [tuple(map(printable, row)) for row in rows]
-    below = [n for n, each in enumerate(columns) if width and each.narrow == "below"]
-    kept = [n for n, each in enumerate(columns) if not width or each.narrow == "keep"]
+    below = [n for n, column in enumerate(columns) if width and column.narrow == "below"]
+    kept = [n for n, column in enumerate(columns) if not width or column.narrow == "keep"]
     table, room = Table(title=Text(printable(title), style="table.title")), 0
     if width:
         cells = [[columns[n].name, *(row[n] for row in rows if row)] for n in kept[1:]]
-        taken = sum(min(OTHER, max(map(len, each))) for each in cells)
+        taken = sum(min(OTHER, max(map(len, texts))) for texts in cells)
         room = max(FIRST, width - taken - 3 * len(kept) - 1)
     for n in kept:
         limit = None if not width else room if n == kept[0] else OTHER
@@ -69,7 +69,7 @@ def build(
 
 
 @attrs.frozen
-class Shown(ABC):
+class Report(ABC):
     """A result that prints as its table: all columns where they fit, else a narrow form."""
 
     @abstractmethod

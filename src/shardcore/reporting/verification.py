@@ -6,7 +6,7 @@ import attrs
 from rich.table import Table
 from rich.text import Text
 
-from shardcore.reporting.tables import Column, Shown, build, human_bytes
+from shardcore.reporting.tables import Column, Report, build, human_bytes
 
 COLUMNS = (
     Column("variable"), Column("rule", "below"), Column("spec"), Column("shape", "drop"),
@@ -52,7 +52,7 @@ class VariableCheck:
 
 
 @attrs.frozen
-class Verification(Shown):
+class Verification(Report):
     """The report on a model.
 
     Args:

@@ -23,12 +23,12 @@ def entry(open_):
 
 def test_every_method_of_the_port_is_looked_for():
     assert {"storage", "create", "full_tensor", "scope"} < set(contract.METHODS)
-    strategy = contract.opened(entry(SingleDeviceStrategy), WORLD)
+    strategy = contract.open_strategy(entry(SingleDeviceStrategy), WORLD)
     assert isinstance(strategy, SingleDeviceStrategy)
     for name in contract.METHODS:
         lacks = type("Lacks", (), {m: getattr(strategy, m) for m in contract.METHODS if m != name})
         with pytest.raises(StrategyError, match=WHO + rf"breaks .*: Lacks has no method {name}\("):
-            contract.opened(entry(lambda world, lacks=lacks: lacks()), WORLD)
+            contract.open_strategy(entry(lambda world, lacks=lacks: lacks()), WORLD)
 
 
 @pytest.mark.parametrize(
@@ -43,12 +43,12 @@ def test_every_method_of_the_port_is_looked_for():
 def test_a_method_with_another_signature_is_refused(name, method, found):
     odd = type("Odd", (SingleDeviceStrategy,), {name: method})
     with pytest.raises(StrategyError, match=WHO + rf"breaks the contract .*: Odd {found}"):
-        contract.opened(entry(odd), WORLD)
+        contract.open_strategy(entry(odd), WORLD)
 
 
 def test_a_compatible_method_may_rename_and_add_arguments():
     more = {"create": lambda self, v, s, *others: v, "scope": lambda self, **options: None}
-    contract.opened(entry(type("More", (SingleDeviceStrategy,), more)), WORLD)
+    contract.open_strategy(entry(type("More", (SingleDeviceStrategy,), more)), WORLD)
 
 
 @pytest.mark.parametrize("error", [OSError, SystemExit])
@@ -59,7 +59,7 @@ def test_an_error_of_opening_names_the_package(error):
     kind = error.__name__
     said = rf"^Strategy .* 'a-package': open\(\) on mesh \(data=1\): {kind}: no driver$"
     with pytest.raises(StrategyError, match=said):
-        contract.opened(entry(fails), WORLD)
+        contract.open_strategy(entry(fails), WORLD)
 
 
 def test_an_error_of_ours_is_left_as_it_is():
@@ -67,7 +67,7 @@ def test_an_error_of_ours_is_left_as_it_is():
         raise MeshError("the mesh is too small")
 
     with pytest.raises(MeshError, match=r"^the mesh is too small$"):
-        contract.opened(entry(refuses), WORLD)
+        contract.open_strategy(entry(refuses), WORLD)
 
 
 MESH = Mesh((2,), ("data",))
@@ -95,7 +95,7 @@ class Answers:
 
 
 def storage(answer):
-    return contract.storage(entry(print), Answers(answer), VARIABLE)
+    return contract.storage_layout(entry(print), Answers(answer), VARIABLE)
 
 
 def test_a_storage_layout_that_fits_is_taken():
@@ -126,7 +126,9 @@ def tensor(*shape):
 
 def create(answer, part=(2, 2)):
     layout = Layout(MESH, ("data", None))
-    return contract.created(entry(print), Answers(answer, part), tensor(), layout, VARIABLE, 0)
+    return contract.create_tensor(
+        entry(print), Answers(answer, part), tensor(), layout, VARIABLE, 0
+    )
 
 
 def test_a_created_value_must_have_its_global_and_local_shape():
@@ -141,7 +143,7 @@ def test_a_created_value_must_have_its_global_and_local_shape():
 
 def join(answer):
     layout = Layout(MESH, ("data", None))
-    return contract.joined(entry(print), Answers(answer), tensor(2, 2), layout, (4, 2))
+    return contract.join_parts(entry(print), Answers(answer), tensor(2, 2), layout, (4, 2))
 
 
 def test_joined_parts_must_have_the_global_shape():

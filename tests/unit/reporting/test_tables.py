@@ -2,7 +2,7 @@
 
 import pytest
 
-from shardcore.reporting.tables import Column, Shown, build, human_bytes, shortened
+from shardcore.reporting.tables import Column, Report, build, human_bytes, shortened
 
 COLUMNS = (
     Column("path"),
@@ -18,7 +18,7 @@ ROWS = [
 ]
 
 
-class Result(Shown):
+class Result(Report):
     """A result of two rows."""
 
     def table(self, width=None):

@@ -88,11 +88,11 @@ class Session:
     def created(self, value: torch.Tensor, storage: Layout, variable: NewVariable) -> torch.Tensor:
         """Returns the strategy's tensor for the value of a new variable, checked."""
         position = self.world.position
-        return contract.created(self.entry, self.strategy, value, storage, variable, position)
+        return contract.create_tensor(self.entry, self.strategy, value, storage, variable, position)
 
     def join(self, part: torch.Tensor, layout: Layout, shape: tuple[int, ...]) -> torch.Tensor:
         """Returns the tensor of global shape `shape` of the ranks' parts, checked."""
-        return contract.joined(self.entry, self.strategy, part, layout, shape)
+        return contract.join_parts(self.entry, self.strategy, part, layout, shape)
 
     def keras_layout(self, layout: Layout) -> Any:
         """Returns `layout` as a Keras `TensorLayout` on the distribution's mesh."""
@@ -191,7 +191,7 @@ class Sessions:
     def strategy(self, world: World) -> TorchStrategy:
         """Returns the strategy on `world`, opened at the first call."""
         if world not in self._strategies:
-            self._strategies[world] = contract.opened(self.entry, world)
+            self._strategies[world] = contract.open_strategy(self.entry, world)
         return self._strategies[world]
 
     def are_open(self) -> bool:

@@ -166,7 +166,7 @@ def place(
     rule = session.rule(variable.path) if ruled else None
     new = new_variable(variable, session, layout, of_optimizer)
     if layout is None:
-        layout = contract.storage(session.entry, session.strategy, new)
+        layout = contract.storage_layout(session.entry, session.strategy, new)
     stored = torch.nn.Parameter(
         session.created(tensor_of(variable).detach(), layout, new),
         requires_grad=tensor_of(variable).requires_grad,
@@ -195,7 +195,7 @@ def place(
 
 def ruled_layout(variable: Variable, session: Session) -> Layout:
     """Returns the layout in which the strategy stores `variable`, by its rule, if it has one."""
-    return contract.storage(session.entry, session.strategy, new_variable(variable, session))
+    return contract.storage_layout(session.entry, session.strategy, new_variable(variable, session))
 
 
 def new_variable(

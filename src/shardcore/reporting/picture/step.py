@@ -19,8 +19,13 @@ LINE, LETTER, GAP = 18, 7.3, 12
 
 def svg(explained: Explained, title: str, summary: str) -> str:
     """Returns the picture as a self-contained SVG."""
-    most = max((each.sent_bytes * each.times for each in explained.collectives), default=0)
-    largest = max((each[2] for layer in explained.layers for each in _tensors(layer)), default=0)
+    most = max(
+        (collective.sent_bytes * collective.times for collective in explained.collectives),
+        default=0,
+    )
+    largest = max(
+        (tensor[2] for layer in explained.layers for tensor in _tensors(layer)), default=0
+    )
     y, shapes = _head(explained, title, summary)
     for name, layer, collectives in _rows(explained):
         shapes.append(f'<path d="M{LAYERS} {y:g}H{PAGE - LAYERS}" class="rule"/>')
@@ -30,8 +35,8 @@ def svg(explained: Explained, title: str, summary: str) -> str:
             shapes += drawn
         else:
             shapes.append(_text(LAYERS, top, name, "soft", COLLECTIVES))
-        for each in collectives:
-            drawn, top = _collective(top, each, explained, max(1, most))
+        for collective in collectives:
+            drawn, top = _collective(top, collective, explained, max(1, most))
             shapes += drawn
         y = max(top, bottom, y + GAP + LINE) + GAP
     dimensions = f'viewBox="0 0 {PAGE} {y:g}" width="{PAGE}" height="{y:g}"'
@@ -56,15 +61,15 @@ def _rows(explained: Explained) -> Iterator[tuple[str, ExplainedLayer | None, li
     paths = {layer.path for layer in explained.layers}
 
     def outside(*phases: Phase) -> Iterator[tuple[str, None, list[Collective]]]:
-        rest = [each for each in explained.collectives if each.layer not in paths]
+        rest = [collective for collective in explained.collectives if collective.layer not in paths]
         for phase in phases:
-            found = [each for each in rest if each.phase == phase]
-            if found:
-                yield "loss, several layers" if phase == "backward" else phase, None, found
+            in_phase = [collective for collective in rest if collective.phase == phase]
+            if in_phase:
+                yield "loss, several layers" if phase == "backward" else phase, None, in_phase
 
     yield from outside("batch")
     for layer in explained.layers:
-        own = [each for each in explained.collectives if each.layer == layer.path]
+        own = [collective for collective in explained.collectives if collective.layer == layer.path]
         yield layer.path.rpartition("/")[2], layer, own
     yield from outside("forward", "loss and metrics", "backward", "update")
 
@@ -73,8 +78,8 @@ def _tensors(
     layer: ExplainedLayer,
 ) -> Iterator[tuple[str, tuple[int, ...], int, tuple[DimSpec, ...]]]:
     """Yields name, shape, bytes and spec of the layer's variables and of its output."""
-    for each in layer.variables:
-        yield each.name, each.shape, each.bytes, each.spec
+    for variable in layer.variables:
+        yield variable.name, variable.shape, variable.bytes, variable.spec
     if layer.shape is not None:
         spec = layer.spec or (None,) * len(layer.shape)
         yield "output", layer.shape, prod(layer.shape) * layer.itemsize, spec
@@ -91,13 +96,13 @@ def _layer(
         _text(indent, y + LINE, f"{layer.kind}{often}", "soft", TENSORS),
     ]
     bottom = y + 2 * LINE
-    for each, shape, count, spec in _tensors(layer):
+    for label, shape, count, spec in _tensors(layer):
         sides = size(shape, count / largest)
         middle = y + max(2.0 * LINE, sides[1] + 6) / 2
         at = TENSORS, middle - sides[1] / 2
         shapes.append(block(*at, sides, spec, explained.mesh, explained.rank))
         sizes = f"{'x'.join(map(str, shape)) or 'scalar'}, {human_bytes(count)}"
-        shapes.append(_text(TENSORS + LABEL, middle - LINE, each, "", COLLECTIVES))
+        shapes.append(_text(TENSORS + LABEL, middle - LINE, label, "", COLLECTIVES))
         shapes.append(_text(TENSORS + LABEL, middle - 3, sizes, "soft", COLLECTIVES))
         y = 2 * middle - y + 2
         bottom = max(bottom, y)
@@ -131,25 +136,24 @@ def _head(explained: Explained, title: str, summary: str) -> tuple[float, list[s
 
 
 def _collective(
-    y: float, each: Collective, explained: Explained, most: int
+    y: float, collective: Collective, explained: Explained, most: int
 ) -> tuple[list[str], float]:
     """Returns a collective with a bar of its bytes, its reason and a remedy; and its bottom."""
-    sent = each.times * each.sent_bytes
+    sent = collective.times * collective.sent_bytes
     width = max(2.0, (PAGE - LAYERS - COLLECTIVES) * sent / most)
-    part = width / max(1, len(each.axes))
-    often = f"{each.times} times, " if each.times > 1 else ""
-    facts = (
-        f"sends {human_bytes(sent)} over {', '.join(each.axes) or 'a group'}, {often}{each.phase}"
-    )
-    shapes = [_text(COLLECTIVES, y, each.kind, "head", PAGE, then=facts)]
+    part = width / max(1, len(collective.axes))
+    often = f"{collective.times} times, " if collective.times > 1 else ""
+    over = ", ".join(collective.axes) or "a group"
+    facts = f"sends {human_bytes(sent)} over {over}, {often}{collective.phase}"
+    shapes = [_text(COLLECTIVES, y, collective.kind, "head", PAGE, then=facts)]
     shapes += [
         f'<rect x="{COLLECTIVES + n * part:g}" y="{y + LINE + 3:g}" width="{part:g}" height="5" '
         f'class="{colour(axis, explained.mesh)}"/>'
-        for n, axis in enumerate(each.axes or ("",))
+        for n, axis in enumerate(collective.axes or ("",))
     ]
-    lines = [(line, "soft") for line in _wrapped(each.reason)]
-    for one in explained.remedies(each):
-        lines += [(line, "bad") for line in _wrapped(f"Avoidable: {rules_as_code(one.rules)}")]
+    lines = [(line, "soft") for line in _wrapped(collective.reason)]
+    for advice in explained.remedies(collective):
+        lines += [(line, "bad") for line in _wrapped(f"Avoidable: {rules_as_code(advice.rules)}")]
     for number, (line, kind) in enumerate(lines):
         shapes.append(_text(COLLECTIVES, y + LINE + 9 + number * LINE, line, kind))
     return shapes, y + LINE + 9 + len(lines) * LINE + GAP

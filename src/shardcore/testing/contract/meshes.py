@@ -45,7 +45,7 @@ class OnMeshes:
 
         def refused(rank: int) -> str | None:
             try:
-                contract.opened(entry, world_of(shape, rank))
+                contract.open_strategy(entry, world_of(shape, rank))
             except ShardcoreError as error:
                 return str(error)
             return None
@@ -75,7 +75,7 @@ def on_mesh(
 
         def on_rank(rank: int) -> None:
             world = world_of(shape, rank)
-            strategy = contract.opened(entry, world)
+            strategy = contract.open_strategy(entry, world)
             with strategy.scope():
                 for promise in promises:
                     promise(strategy, world)

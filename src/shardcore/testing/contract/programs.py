@@ -69,14 +69,14 @@ def train(rank: int, strategy: str | None, shape: Shape) -> dict[str, Any]:
     if strategy is not None:
         distribute(strategy, shape)
     trained = model()
-    found: dict[str, Any] = {"losses": losses(trained, 2)}
-    found["evaluate"] = trained.evaluate(X, Y, 4, sample_weight=WEIGHTS, verbose=0)
-    found["predict"] = trained.predict(X, 4, verbose=0)
-    found |= values_of(trained)
+    results: dict[str, Any] = {"losses": losses(trained, 2)}
+    results["evaluate"] = trained.evaluate(X, Y, 4, sample_weight=WEIGHTS, verbose=0)
+    results["predict"] = trained.predict(X, 4, verbose=0)
+    results |= values_of(trained)
     if strategy is not None:
         report = shardcore.verify(trained)
         assert report.ok, str(report)
-    return found
+    return results
 
 
 def gradients(rank: int, strategy: str | None, shape: Shape) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def gradients(rank: int, strategy: str | None, shape: Shape) -> dict[str, Any]:
     if strategy is not None:
         distribute(strategy, shape)
     built = model()
-    x, y = (keras.ops.convert_to_tensor(each) for each in (X, Y))
+    x, y = (keras.ops.convert_to_tensor(array) for array in (X, Y))
     if strategy is not None:
         x, y = shardcore.ensure_dtensor_input((x, y))
     for _ in range(2):
@@ -97,10 +97,12 @@ def gradients(rank: int, strategy: str | None, shape: Shape) -> dict[str, Any]:
     if strategy is None:
         return {v.path: v.value.grad.numpy(force=True) for v in built.trainable_variables}
     session = bootstrap.installation().binding.sessions.required()
-    return {v.path: _kept(v, session) for v in built.trainable_variables}
+    return {v.path: _stored_gradient(v, session) for v in built.trainable_variables}
 
 
-def _kept(variable: keras.Variable, session: Session) -> tuple[Any, bool, tuple[slice, ...]]:
+def _stored_gradient(
+    variable: keras.Variable, session: Session
+) -> tuple[Any, bool, tuple[slice, ...]]:
     gradient = variable.value.grad
     layout = session.strategy.layout(gradient)
     storage = stored_layout(variable)  # that of `storage()`, which may differ from the rule

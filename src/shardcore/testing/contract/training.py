@@ -16,9 +16,9 @@ from shardcore.testing.ranks import run_ranks
 @cache
 def one_device(program: Callable[..., object]) -> dict[str, Any]:
     """Returns what `program` gives in plain Keras."""
-    (found,) = run_ranks(program, 1, None, (1, 1))
-    assert isinstance(found, dict)
-    return found
+    (results,) = run_ranks(program, 1, None, (1, 1))
+    assert isinstance(results, dict)
+    return results
 
 
 def _trains_on(shape: Shape) -> Callable[["TrainingPromises"], None]:
@@ -26,8 +26,8 @@ def _trains_on(shape: Shape) -> Callable[["TrainingPromises"], None]:
 
     def test(self: "TrainingPromises") -> None:
         if self.serves(shape):
-            for rank, found in enumerate(_on_ranks(programs.train, self.strategy, shape)):
-                self.close(found, one_device(programs.train), f"rank {rank}")
+            for rank, numbers in enumerate(_on_ranks(programs.train, self.strategy, shape)):
+                self.close(numbers, one_device(programs.train), f"rank {rank}")
 
     return test
 
@@ -39,11 +39,13 @@ class TrainingPromises(OnMeshes):
     # device.
     tolerance: ClassVar[float] = 1e-5
 
-    def close(self, found: dict[str, Any], expected: dict[str, Any], where: str) -> None:
+    def close(self, numbers: dict[str, Any], expected: dict[str, Any], where: str) -> None:
         """Checks that the numbers of `found` are those of `expected`, within the tolerance."""
-        assert found.keys() == expected.keys(), f"{where}: {sorted(found)}, not {sorted(expected)}"
+        assert numbers.keys() == expected.keys(), (
+            f"{where}: {sorted(numbers)}, not {sorted(expected)}"
+        )
         near = self.tolerance
-        for name, value in found.items():
+        for name, value in numbers.items():
             np.testing.assert_allclose(
                 value, expected[name], near, near, err_msg=f"{where}: {name}"
             )
@@ -59,9 +61,9 @@ class TrainingPromises(OnMeshes):
         if not self.serves(shape):
             return
         expected = one_device(programs.gradients)
-        for rank, found in enumerate(_on_ranks(programs.gradients, self.strategy, shape)):
-            assert found.keys() == expected.keys()
-            for path, (part, pending, slices) in found.items():
+        for rank, gradients in enumerate(_on_ranks(programs.gradients, self.strategy, shape)):
+            assert gradients.keys() == expected.keys()
+            for path, (part, pending, slices) in gradients.items():
                 where = f"rank {rank}: the gradient of {path}"
                 assert not pending, f"{where} has a sum pending: track() must reduce it"
                 self.close({where: part}, {where: expected[path][slices]}, "")
@@ -70,9 +72,9 @@ class TrainingPromises(OnMeshes):
         """Plain Keras reads what a mesh saved; both resume with the loss that would have come."""
         shape = (1, 2) if self.serves((1, 2)) else (1, 1)
         ranks = _on_ranks(programs.save, self.strategy, shape, tmp_path)
-        ((found, plain),) = run_ranks(programs.load, 1, tmp_path)
+        ((loaded, plain),) = run_ranks(programs.load, 1, tmp_path)
         for rank, (weights, further, resumed) in enumerate(ranks):
-            self.close(found, weights, f"the file, and what rank {rank} kept")
+            self.close(loaded, weights, f"the file, and what rank {rank} kept")
             next_losses = {"on the mesh": resumed, "in plain Keras": plain}
             self.close(next_losses, dict.fromkeys(next_losses, further), f"rank {rank}, next loss")
 

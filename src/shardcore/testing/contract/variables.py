@@ -58,12 +58,12 @@ class Case:
         self._equal(local, self.part(full), "what this rank stores")
         self._equal(self.strategy.full_tensor(tensor), full, "the full value")
 
-    def _equal(self, found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
-        _equal(found, expected, f"{what} of a tensor kept as {self.layout}")
+    def _equal(self, actual: torch.Tensor, expected: torch.Tensor, what: str) -> None:
+        _equal(actual, expected, f"{what} of a tensor kept as {self.layout}")
 
 
-def _equal(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
-    np.testing.assert_array_equal(found.cpu(), expected.cpu(), what)
+def _equal(actual: torch.Tensor, expected: torch.Tensor, what: str) -> None:
+    np.testing.assert_array_equal(actual.cpu(), expected.cpu(), what)
 
 
 def cases(
@@ -104,10 +104,10 @@ def knows_its_layout(strategy: Strategy[torch.Tensor], world: World) -> None:
     """Checks that `owns` and `layout` agree; a tensor that several ranks shard is not plain."""
     for case in cases(strategy, world, EVEN, *UNEVEN):
         tensor = case.stored()
-        found = strategy.layout(tensor)
-        assert strategy.owns(tensor) == (found is not None), "owns() and layout() must agree"
-        assert found in (case.layout, None), f"kept as {case.layout}, layout() says {found}"
-        assert found is not None or world.mesh.size == 1, "on several ranks a part is not plain"
+        layout = strategy.layout(tensor)
+        assert strategy.owns(tensor) == (layout is not None), "owns() and layout() must agree"
+        assert layout in (case.layout, None), f"kept as {case.layout}, layout() says {layout}"
+        assert layout is not None or world.mesh.size == 1, "on several ranks a part is not plain"
     assert not strategy.owns(EVEN), "owns() is False for a plain tensor"
     assert strategy.layout(EVEN) is None, "a plain tensor has no layout"
 
