@@ -34,7 +34,7 @@ def with_pending(layout: Layout, pending: PartialAxes) -> Layout:
 _NEUTRAL = {"sum": 0, "product": 1}
 
 
-def filled_by_first(layout: Layout, target: Layout, rank: int) -> tuple[Layout, int | None]:
+def layout_on_first_ranks(layout: Layout, target: Layout, rank: int) -> tuple[Layout, int | None]:
     """Returns the layout in which a tensor that becomes partial has its values on the first ranks.
 
     The first rank of each newly partial axis holds the values, and the others hold neutral ones:
@@ -52,9 +52,9 @@ def filled_by_first(layout: Layout, target: Layout, rank: int) -> tuple[Layout, 
         >>> from shardcore.domain.mesh import Mesh
         >>> layout = Layout(Mesh((2,), ("data",)), (None,))
         >>> target = Layout(layout.mesh, (None,), {"data": "sum"})
-        >>> filled_by_first(layout, target, 0) == (layout, None)
+        >>> layout_on_first_ranks(layout, target, 0) == (layout, None)
         True
-        >>> filled_by_first(layout, target, 1) == (layout, 0)
+        >>> layout_on_first_ranks(layout, target, 1) == (layout, 0)
         True
     """
     have, mesh = layout.placement, layout.mesh

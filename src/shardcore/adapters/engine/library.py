@@ -23,7 +23,7 @@ from shardcore.adapters.job.threads import communicating
 from shardcore.domain.errors import StrategyError
 from shardcore.domain.layout import Layout
 from shardcore.domain.machines.collective_cost import Costs, Link, links_of
-from shardcore.domain.steps.gradient_layouts import at_output, is_reduced_at_output
+from shardcore.domain.steps.gradient_layouts import is_reduced_at_output, layout_at_output
 from shardcore.domain.steps.held_weights import PER_STEP, PER_USE
 from shardcore.ports.world import World
 
@@ -176,4 +176,4 @@ def _at_output(output: Layout, gradient: torch.Tensor) -> Any:
     """Returns the gradient of an output, reduced and sharded as the output."""
     if not isinstance(gradient, ShardedTensor):
         return gradient
-    return differentiable.gradient_in(gradient, at_output(gradient.form.layout, output))
+    return differentiable.gradient_in(gradient, layout_at_output(gradient.form.layout, output))

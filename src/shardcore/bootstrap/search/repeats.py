@@ -143,7 +143,7 @@ class Repeats:
         replaced: dict[str, str] = {}  # the name of the traced block before, by path
         for run in self.runs:
             shortest = Run(_paths(run))
-            replaced |= dict.fromkeys(shortest.copied, run[shortest.before - 1].name)
+            replaced |= dict.fromkeys(shortest.copied, run[shortest.traced_before - 1].name)
         return _without_blocks(self.facts, replaced) if replaced else self.facts
 
     @property

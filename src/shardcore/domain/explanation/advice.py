@@ -135,7 +135,8 @@ def _gathers_tokens(facts: CollectiveFacts) -> bool:
     """Returns whether a dim between batch and features is all-gathered: the sequence."""
     inner = range(1, len(facts.shape or ()) - 1)
     return any(
-        isinstance(placement, Shard) and placement.dim in inner for placement in facts.before()
+        isinstance(placement, Shard) and placement.dim in inner
+        for placement in facts.source_placements()
     )
 
 
@@ -144,7 +145,9 @@ def _features(facts: CollectiveFacts) -> int | None:
     if facts.shape is None or facts.source is None or not facts.shape:
         return None
     last = len(facts.shape) - 1
-    gathered = facts.before() == (Shard(last),) and facts.after() != (Shard(last),)
+    gathered = facts.source_placements() == (Shard(last),) and facts.target_placements() != (
+        Shard(last),
+    )
     return facts.shape[last] if gathered else None
 
 

@@ -53,11 +53,11 @@ class CollectiveFacts:
     rule: str = ""
     batch_axes: tuple[str, ...] = ()
 
-    def before(self) -> tuple[Placement, ...]:
+    def source_placements(self) -> tuple[Placement, ...]:
         """Returns the placements along the axes before."""
         return () if self.source is None else tuple(map(self.source.placement, self.axes))
 
-    def after(self) -> tuple[Placement, ...]:
+    def target_placements(self) -> tuple[Placement, ...]:
         """Returns the placements along the axes after."""
         return () if self.target is None else tuple(map(self.target.placement, self.axes))
 
@@ -66,7 +66,7 @@ class CollectiveFacts:
         ranks = len(self.processes)
         # A rank's operand is its shard of the tensor, or the full tensor.
         shards = ranks if self.kind in ("all_gather", "all_to_all", "send") else 1
-        changes = zip(self.before(), self.after(), strict=True)
+        changes = zip(self.source_placements(), self.target_placements(), strict=True)
         return Collective(
             kind=self.kind,
             phase=self.phase,
@@ -133,9 +133,9 @@ def _tensor_words(facts: CollectiveFacts) -> str:
 
 def _change_words(facts: CollectiveFacts) -> str:
     """Returns words for the placement before and for the change."""
-    over, after = _axes_words(facts.axes), facts.after()
+    over, after = _axes_words(facts.axes), facts.target_placements()
     dims = [placement.dim for placement in after if isinstance(placement, Shard)]
-    for before in facts.before():
+    for before in facts.source_placements():
         if isinstance(before, Partial):
             kept = f", each rank keeps its shard of dim {dims[0]}" if dims else ""
             return f"a partial {before.op} over {over}, reduced{kept}"

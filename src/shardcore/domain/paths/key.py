@@ -136,10 +136,10 @@ class PathKey:
         """Returns whether the pattern matches all of one spelling; always False for a name."""
         pattern = self.pattern
         return pattern is not None and any(
-            pattern.fullmatch(name) for name in names if self._speaks(name)
+            pattern.fullmatch(name) for name in names if self._fits_separator(name)
         )
 
-    def _speaks(self, spelling: str) -> bool:
+    def _fits_separator(self, spelling: str) -> bool:
         """Returns whether `spelling` uses the separator of the pattern, if the pattern has one."""
         used = [separator for separator in SEPARATORS if separator in spelling]
         return len(self.separators) != 1 or not used or self.separators[0] in used

@@ -89,7 +89,8 @@ def choose(
     ):
         for axis in tuple(unassigned):
             candidate_costs = {
-                candidate: seconds.of(axis, *candidate) for candidate in candidates(axis, cuts)
+                candidate: seconds.of_candidate(axis, *candidate)
+                for candidate in candidates(axis, cuts)
             }
             if candidate_costs:
                 factor, cut = min(candidate_costs, key=candidate_costs.__getitem__)

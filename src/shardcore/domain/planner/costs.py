@@ -19,7 +19,7 @@ class ShardingCosts:
 
     call: Call
 
-    def of(self, axis: str, factor: str, cut: Cut) -> float:
+    def of_candidate(self, axis: str, factor: str, cut: Cut) -> float:
         """Returns the cost of redistributing operands and results along `axis` for `cut`."""
         total = 0.0
         for term, operand in self.call.terms:

@@ -27,13 +27,13 @@ def permute(
     return rule_of([operand_dims] * operands, [result_dims] * results)
 
 
-def expanded(shape: Shape, sizes: Sequence[int]) -> list[int | None]:
+def source_dims(shape: Shape, sizes: Sequence[int]) -> list[int | None]:
     """Returns, for each dim of a tensor that is expanded to `sizes`, that of the tensor.
 
     It is None for a new dim and one that repeats; a size of -1 keeps a dim.
 
     Example:
-        >>> expanded((1, 3), (2, 4, -1))
+        >>> source_dims((1, 3), (2, 4, -1))
         [None, None, 1]
     """
     new = len(sizes) - len(shape)

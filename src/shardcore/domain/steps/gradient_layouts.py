@@ -57,16 +57,16 @@ def is_reduced_at_output(output: Layout) -> bool:
     return chosen or not output.reduced.is_replicated
 
 
-def at_output(gradient: Layout, output: Layout) -> Layout:
+def layout_at_output(gradient: Layout, output: Layout) -> Layout:
     """Returns `output`, reduced, if `gradient` shards only what it shards; else `gradient` reduced.
 
     Example:
         >>> from shardcore.domain.mesh import Mesh
         >>> mesh = Mesh((2, 2), ("data", "model"))
         >>> output = Layout(mesh, ("data", None))
-        >>> str(at_output(Layout(mesh, (None, None), {"model": "sum"}), output))
+        >>> str(layout_at_output(Layout(mesh, (None, None), {"model": "sum"}), output))
         "('data', None)"
-        >>> str(at_output(Layout(mesh, ("data", "model")), output))
+        >>> str(layout_at_output(Layout(mesh, ("data", "model")), output))
         "('data', 'model')"
     """
     fits = all(

@@ -30,13 +30,13 @@ class LayerCost:
 
 
 @attrs.frozen
-class _Partial:
+class _PartialChoice:
     """Choices for the first layers."""
 
     alone: float = 0.0
     moved: float = 0.0
     bytes: int = 0
-    before: "_Partial | None" = None
+    before: "_PartialChoice | None" = None
     last: int = 0
 
     @property
@@ -44,10 +44,10 @@ class _Partial:
         """The seconds of these layers."""
         return max(self.alone, self.moved)
 
-    def with_(self, cost: LayerCost, choice: int) -> "_Partial":
+    def with_(self, cost: LayerCost, choice: int) -> "_PartialChoice":
         """Returns these choices and one more."""
         alone, moved = self.alone + cost.alone, self.moved + cost.moved
-        return _Partial(alone, moved, self.bytes + cost.bytes, self, choice)
+        return _PartialChoice(alone, moved, self.bytes + cost.bytes, self, choice)
 
     def choices(self) -> tuple[int, ...]:
         """Returns the choice of each layer."""
@@ -75,7 +75,7 @@ def cheapest(layers: Sequence[Sequence[LayerCost]], memory: int) -> tuple[int, .
         >>> cheapest([table, block], 200), cheapest([table, block], 60), cheapest([table], 10)
         ((1, 0), (1, 1), None)
     """
-    partials = [_Partial()]
+    partials = [_PartialChoice()]
     for costs in layers:
         longer = (
             partial.with_(cost, choice) for partial in partials for choice, cost in enumerate(costs)
@@ -85,9 +85,9 @@ def cheapest(layers: Sequence[Sequence[LayerCost]], memory: int) -> tuple[int, .
     return None if best is None else best.choices()
 
 
-def _pareto_front(partials: Iterable[_Partial]) -> list[_Partial]:
+def _pareto_front(partials: Iterable[_PartialChoice]) -> list[_PartialChoice]:
     """Returns the partial choices that no other one equals or beats in seconds and in bytes."""
-    front: list[_Partial] = []
+    front: list[_PartialChoice] = []
     moved: list[float] = []  # of the front, by seconds and bytes only: rising
     sizes: list[int] = []  # theirs, falling
     for partial in sorted(partials, key=lambda one: (one.alone, one.moved, one.bytes)):
@@ -104,12 +104,12 @@ def _pareto_front(partials: Iterable[_Partial]) -> list[_Partial]:
     return front
 
 
-def _prune(partials: list[_Partial]) -> list[_Partial]:
+def _prune(partials: list[_PartialChoice]) -> list[_PartialChoice]:
     """Returns all of a few; of many, the shortest among those of about equal seconds and bytes."""
     if len(partials) <= MOST_PARTIALS:
         return partials
     most = max(partial.alone for partial in partials), max(partial.bytes for partial in partials)
-    best: dict[tuple[int, int], _Partial] = {}
+    best: dict[tuple[int, int], _PartialChoice] = {}
     for partial in partials:
         cell = _cell(partial.alone, most[0]), _cell(partial.bytes, most[1])
         if cell not in best or partial.seconds < best[cell].seconds:

@@ -63,7 +63,7 @@ class _LongerStep:
 
     def _set_times(self) -> bool:
         """Sets the new start of each part; returns whether neighbours follow one another."""
-        before, copies = self.run.before, len(self.run.copied)
+        before, copies = self.run.traced_before, len(self.run.copied)
         time, previous = self.traced.parts[0].begin, None
         for part in self.traced.parts:
             if previous is not None and {part.at, previous.at} == {before, before + 1}:
@@ -80,11 +80,11 @@ class _LongerStep:
         return all((at, turn) in self._new for at in self._copies() for turn in range(turns))
 
     def _copies(self) -> range:
-        return range(self.run.before + 1, self.run.before + len(self.run.copied) + 1)
+        return range(self.run.traced_before + 1, self.run.traced_before + len(self.run.copied) + 1)
 
     def _position(self, at: int) -> int:
         """Returns the position among all blocks of the one at `at` among the traced ones."""
-        return at if at <= self.run.before else at + len(self.run.copied)
+        return at if at <= self.run.traced_before else at + len(self.run.copied)
 
     def _time(self, point: Point, at: int | None = None) -> int:
         """Returns the new time of a point, in the block at position `at` if that is given."""
@@ -106,7 +106,7 @@ class _LongerStep:
         return attrs.evolve(operators, work=work, shares=(*operators.shares, *added))
 
     def _collectives(self) -> Iterator[TracedCollective]:
-        before = self.run.before
+        before = self.run.traced_before
         name = self._name()
         for collective in self.traced.step.collectives:
             point = self.traced.point(collective.time)
@@ -147,7 +147,7 @@ class _LongerStep:
         return attrs.evolve(held, allocation=allocation)
 
     def _name(self) -> str:
-        return self.run.traced[self.run.before - 1]
+        return self.run.traced[self.run.traced_before - 1]
 
     def _copied(self, alike: Sequence[TracedMemory]) -> Iterator[TracedMemory]:
         """Yields the copies of memory that all inner blocks have.

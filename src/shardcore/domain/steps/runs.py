@@ -34,7 +34,7 @@ class Run:
     last: int = 1
 
     @property
-    def before(self) -> int:
+    def traced_before(self) -> int:
         """The number of traced blocks before the copies: the first ones, and inner ones."""
         return self.first + self.reach
 
@@ -44,21 +44,23 @@ class Run:
         return range(self.first + 1, self.first + 2 * self.reach + 1)
 
     @property
-    def after(self) -> int:
+    def traced_after(self) -> int:
         """The number of traced blocks after the copies: inner ones, and the last ones."""
         return self.reach + self.last
 
     @property
     def traced(self) -> tuple[str, ...]:
         """The paths of the traced blocks, in order: all, if there are not more."""
-        if len(self.paths) <= self.before + self.after:
+        if len(self.paths) <= self.traced_before + self.traced_after:
             return self.paths
-        return self.paths[: self.before] + self.paths[len(self.paths) - self.after :]
+        return self.paths[: self.traced_before] + self.paths[len(self.paths) - self.traced_after :]
 
     @property
     def copied(self) -> tuple[str, ...]:
         """The paths of the other blocks."""
-        return self.paths[self.before : max(self.before, len(self.paths) - self.after)]
+        return self.paths[
+            self.traced_before : max(self.traced_before, len(self.paths) - self.traced_after)
+        ]
 
 
 @attrs.frozen

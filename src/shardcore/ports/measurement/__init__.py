@@ -1,4 +1,5 @@
 """The watch over a step: protocols that `adapters.measurement` provides, and what a thread runs.
 
-Import `MemoryTracer` and `EventTracer`; from `trace_context` the scopes and `CollectiveTracer`.
+Import `MemoryTracer` and `EventTracer` from `tracers`; from `trace_context` the scopes and
+`CollectiveTracer`.
 """

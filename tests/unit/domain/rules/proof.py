@@ -36,7 +36,7 @@ class Call:
 
 
 # Functions of those modules that compute what a rule needs.
-HELPERS = {"attention_dims", "expanded", "windows"}
+HELPERS = {"attention_dims", "source_dims", "windows"}
 
 
 def names_of_rules(module):

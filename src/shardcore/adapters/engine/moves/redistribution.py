@@ -10,7 +10,7 @@ from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.moves.steps import STEPS
 from shardcore.adapters.engine.tensor import Form, ShardedTensor
 from shardcore.adapters.job.threads import check_thread
-from shardcore.domain.derived_layouts import filled_by_first, newly_sharded_dims, with_dims
+from shardcore.domain.derived_layouts import layout_on_first_ranks, newly_sharded_dims, with_dims
 from shardcore.domain.layout import Layout
 from shardcore.domain.redistribution.exchange import Exchange
 from shardcore.domain.redistribution.plan import Step
@@ -49,7 +49,7 @@ class Redistribution:
         if repeats:
             return cls._of_repeated(form, target, repeats, engine)
         rank = engine.world.position
-        values, fill = filled_by_first(form.layout, target, rank)
+        values, fill = layout_on_first_ranks(form.layout, target, rank)
         stages = _stages(form, values, engine)
         return cls(form, target, stages, target.local_shape(form.shape, rank), fill)
 

@@ -71,7 +71,7 @@ def _squeeze(_operator: Operator, tensor: Operand, *dims: int | list[int]) -> Ta
 
 def _expanded(operator: Operator, tensor: Operand, sizes: Sequence[int], **kwargs: object) -> Task:
     """Plans `expand`; a partial tensor is reduced first, while it is smaller."""
-    dims = movement.expanded(tensor.shape, sizes)
+    dims = movement.source_dims(tensor.shape, sizes)
     local = [-1 if dim is not None else size for dim, size in zip(dims, sizes, strict=True)]
     grows = any(dim is None and size != 1 for dim, size in zip(dims, sizes, strict=True))
     return Task(

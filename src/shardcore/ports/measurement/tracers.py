@@ -1,14 +1,37 @@
-"""The watch over the events of a step that runs on tensors without values."""
+"""The tracers of a step that runs on tensors without values: its memory, and its events."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from shardcore.domain.explanation.reasons import CollectiveFacts
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.steps.events import Stored, TracedStep
-from shardcore.ports.measurement.memory import MemoryTracer
+from shardcore.domain.steps.memory import Allocation, Kind
 from shardcore.ports.types import TensorT_contra
+
+
+class MemoryTracer(Protocol[TensorT_contra]):
+    """A tracer of memory: each allocation, and when it is free again."""
+
+    def without_values(self) -> AbstractContextManager[Any]:
+        """Opens the context in which tensors have shapes and no values, and nothing is computed.
+
+        It may be opened several times, one after the other.
+        """
+
+    def tracing(self) -> AbstractContextManager[None]:
+        """Opens a context in which the results of operators are noted."""
+
+    def hold(self, tensor: TensorT_contra, kind: Kind) -> int:
+        """Notes the memory of a plain tensor and its use; a known tensor gets the new use.
+
+        Returns:
+            The number of its allocation.
+        """
+
+    def allocations(self) -> Sequence[Allocation]:
+        """Returns all that was noted."""
 
 
 class EventTracer(MemoryTracer[TensorT_contra], Protocol[TensorT_contra]):
