@@ -171,7 +171,7 @@ def ensure_dtensor_input(data: object) -> Any:
         data: The global batch: any nest of arrays and tensors whose first dim is the batch.
 
     Example:
-        >>> [each.shape for each in shardcore.ensure_dtensor_input((x, y))]
+        >>> [tensor.shape for tensor in shardcore.ensure_dtensor_input((x, y))]
         [torch.Size([16, 8]), torch.Size([16, 4])]
     """
     return _functions().ensure_dtensor_input(data)

@@ -53,10 +53,10 @@ class Observation:
         late = [rank for rank in self.after if self._is_late(rank)]
         if late:
             return "; ".join(f"rank {rank}, {self._where(rank)}" for rank in late)
-        return f"no rank: all wait, in different collectives ({self.places()})"
+        return f"no rank: all wait, in different collectives ({self.lines()})"
 
-    def places(self) -> str:
-        """Returns where the ranks were at first: one that has failed since has left its place."""
+    def lines(self) -> str:
+        """Returns the lines of the ranks at first: one that has failed since runs another line."""
         return "; ".join(
             f"rank {rank} at {beat.line}" for rank, beat in self.before.items() if beat
         )

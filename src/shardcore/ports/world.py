@@ -107,15 +107,15 @@ class Processes(Protocol):
         """
 
     def meet(self, what: str) -> None:
-        """Waits until every process has called it for the same place.
+        """Waits until every process has called it with the same `what`.
 
         It waits for `SHARDCORE_TIMEOUT` at most; less if the others are known to be elsewhere.
 
         Args:
-            what: The place, for the error: "fit() of model 'net'".
+            what: The call, for the error: "fit() of model 'net'".
 
         Raises:
-            RankMismatchError: If a process does not call it, or calls it for another place.
+            RankMismatchError: If a process does not call it, or calls it with another `what`.
         """
 
     def do_once(self, work: Callable[[], _Fact], what: str) -> _Fact:

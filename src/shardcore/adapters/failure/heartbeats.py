@@ -93,7 +93,7 @@ def waited_in_graph() -> RankMismatchError:
     Ranks that wait for a GPU are in no collective of torch, so it is not known who is late.
     """
     seen = look_in_time(exchange.store_for_thread, others())
-    places = seen.places() if seen else f"{store_host.described()} does not answer"
+    places = seen.lines() if seen else f"{store_host.described()} does not answer"
     return RankMismatchError(
         f"Rank {process_group.rank()} waited {process_group.seconds(None):.0f} seconds in a CUDA "
         f"graph with collectives, in which not all ranks took part ({places}). All ranks run the "

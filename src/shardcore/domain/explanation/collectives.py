@@ -166,8 +166,10 @@ def axes_of(mesh: Mesh, processes: Iterable[int], group: Collection[int]) -> tup
     at = {process: mesh.coordinate(rank) for rank, process in enumerate(processes)}
     if not set(group) <= at.keys():
         return ()
-    places = zip(*(at[process] for process in group), strict=True)
-    axes = [axis for axis, own in zip(mesh.axis_names, places, strict=True) if len(set(own)) > 1]
+    coordinates = zip(*(at[process] for process in group), strict=True)
+    axes = [
+        axis for axis, own in zip(mesh.axis_names, coordinates, strict=True) if len(set(own)) > 1
+    ]
     complete = len(group) == prod(map(mesh.axis_size, axes))
     return tuple(axes) if complete else ()
 

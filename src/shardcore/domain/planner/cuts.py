@@ -68,8 +68,8 @@ def cut_of(
     A factor that is sharded elsewhere than between its steps has a cut of blocks of 1.
 
     Example:
-        >>> places = ("data", "model"), (2, 2), Segments(4, 2, outer=1)
-        >>> cut_of(Dim("b", outer="a"), "model", *places, {"a": 4, "b": 6})
+        >>> sharded = ("data", "model"), (2, 2), Segments(4, 2, outer=1)
+        >>> cut_of(Dim("b", outer="a"), "model", *sharded, {"a": 4, "b": 6})
         ('b', Cut(axes=(), grain=2, count=1, outer=(), outer_grain=1))
     """
     assert dim.factor is not None, "a dim that can be sharded"
@@ -119,8 +119,8 @@ def between_segments(plain: Cut, ranks: tuple[int, ...], extent: int, other: Cut
     `plain` has the cut by axes of `ranks`. None if it is not between the segments of `other`.
 
     Example:
-        >>> found = between_segments(Cut(("data",), 6), (2,), 24, Cut(count=4))
-        >>> found.outer, found.outer_grain
+        >>> cut = between_segments(Cut(("data",), 6), (2,), 24, Cut(count=4))
+        >>> cut.outer, cut.outer_grain
         (('data',), 1)
     """
     if other.count == 1 or other.number_of_outer:

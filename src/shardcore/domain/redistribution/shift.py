@@ -15,7 +15,7 @@ class Shift:
     Args:
         exchange: The exchange of the existing elements.
         size: The number of elements in the range.
-        pads: For each place along the axis, the numbers of elements to add before and after.
+        pads: For each rank along the axis, the numbers of elements to add before and after.
         layout: The layout of the range.
     """
 

@@ -33,8 +33,8 @@ def product(operands: str, result: str, *shapes: Shape) -> tuple[OperatorRule, S
     `shapes` has the shapes of tensors that are added to the product and broadcast, then of both.
 
     Example:
-        >>> found, shape = product("n k, k m", "n m", (6,), (4, 5), (5, 6))
-        >>> str(found), shape
+        >>> product_rule, shape = product("n k, k m", "n m", (6,), (4, 5), (5, 6))
+        >>> str(product_rule), shape
         ('+ m, n k, k m -> n m', (4, 6))
     """
     *added, left, right = shapes

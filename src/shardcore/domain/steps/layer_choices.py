@@ -90,7 +90,9 @@ def _pareto_front(partials: Iterable[_PartialChoice]) -> list[_PartialChoice]:
     front: list[_PartialChoice] = []
     moved: list[float] = []  # of the front, by seconds and bytes only: rising
     sizes: list[int] = []  # theirs, falling
-    for partial in sorted(partials, key=lambda one: (one.alone, one.moved, one.bytes)):
+    for partial in sorted(
+        partials, key=lambda partial: (partial.alone, partial.moved, partial.bytes)
+    ):
         at = bisect_left(moved, partial.moved)
         if (at and sizes[at - 1] <= partial.bytes) or (
             at < len(moved) and moved[at] == partial.moved and sizes[at] <= partial.bytes

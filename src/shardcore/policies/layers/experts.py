@@ -28,7 +28,7 @@ def bank_of(layer: LayerFacts) -> Bank | None:
         >>> shapes = {"router": (8, 4), "up": (4, 8, 32), "up_bias": (4, 32), "down": (4, 32, 8)}
         >>> variables = tuple(VariableFacts(f"moe/{name}", shapes[name]) for name in shapes)
         >>> bank = bank_of(LayerFacts("moe", ("Moe",), variables=variables))
-        >>> bank.experts, [each.name for each in bank.variables]
+        >>> bank.experts, [variable.name for variable in bank.variables]
         (4, ['up', 'up_bias', 'down'])
     """
     kernels = [variable.shape for variable in layer.variables if len(variable.shape) == 3]
@@ -52,7 +52,7 @@ def einsum_bank(layer: LayerFacts) -> Bank | None:
         >>> variables = (VariableFacts("up/kernel", (4, 8, 32)), VariableFacts("up/bias", (32,)))
         >>> config = {"equation": "gecd,edh->gech"}
         >>> bank = einsum_bank(LayerFacts("up", ("EinsumDense",), config, variables))
-        >>> bank.experts, [each.name for each in bank.variables]
+        >>> bank.experts, [variable.name for variable in bank.variables]
         (4, ['kernel'])
     """
     kernel = layer.variable("kernel") if layer.is_a("EinsumDense") else None
