@@ -19,13 +19,13 @@ class LayerCost:
     seconds of a step are the larger of two sums over its layers.
 
     Args:
-        alone: The seconds of its operators, and of its collectives that do not run beside any.
-        moved: The seconds of all its collectives.
+        serial: The seconds of its operators, and of its collectives that do not run beside any.
+        communication: The seconds of all its collectives.
         bytes: The bytes that its variables take.
     """
 
-    alone: float
-    moved: float
+    serial: float
+    communication: float
     bytes: int
 
 
@@ -33,8 +33,8 @@ class LayerCost:
 class _PartialChoice:
     """Choices for the first layers."""
 
-    alone: float = 0.0
-    moved: float = 0.0
+    serial: float = 0.0
+    communication: float = 0.0
     bytes: int = 0
     before: "_PartialChoice | None" = None
     last: int = 0
@@ -42,12 +42,12 @@ class _PartialChoice:
     @property
     def seconds(self) -> float:
         """The seconds of these layers."""
-        return max(self.alone, self.moved)
+        return max(self.serial, self.communication)
 
-    def with_(self, cost: LayerCost, choice: int) -> "_PartialChoice":
+    def extended(self, cost: LayerCost, choice: int) -> "_PartialChoice":
         """Returns these choices and one more."""
-        alone, moved = self.alone + cost.alone, self.moved + cost.moved
-        return _PartialChoice(alone, moved, self.bytes + cost.bytes, self, choice)
+        serial, communication = self.serial + cost.serial, self.communication + cost.communication
+        return _PartialChoice(serial, communication, self.bytes + cost.bytes, self, choice)
 
     def choices(self) -> tuple[int, ...]:
         """Returns the choice of each layer."""
@@ -62,8 +62,8 @@ class _PartialChoice:
 def cheapest(layers: Sequence[Sequence[LayerCost]], memory: int) -> tuple[int, ...] | None:
     """Returns the choice of each layer with which a step is shortest and fits; None if none fits.
 
-    After each layer it keeps the choices that no others beat in seconds alone, in seconds of
-    collectives and in bytes. Of very many it keeps some: then the result is close to the best.
+    After each layer it keeps the choices that no others beat in serial seconds, in seconds
+    of collectives and in bytes. Of very many it keeps some: then the result is close to the best.
 
     Args:
         layers: The costs of each layer under each choice.
@@ -78,7 +78,9 @@ def cheapest(layers: Sequence[Sequence[LayerCost]], memory: int) -> tuple[int, .
     partials = [_PartialChoice()]
     for costs in layers:
         longer = (
-            partial.with_(cost, choice) for partial in partials for choice, cost in enumerate(costs)
+            partial.extended(cost, choice)
+            for partial in partials
+            for choice, cost in enumerate(costs)
         )
         partials = _prune(_pareto_front(partial for partial in longer if partial.bytes <= memory))
     best = min(partials, key=lambda partial: (partial.seconds, partial.bytes), default=None)
@@ -88,20 +90,22 @@ def cheapest(layers: Sequence[Sequence[LayerCost]], memory: int) -> tuple[int, .
 def _pareto_front(partials: Iterable[_PartialChoice]) -> list[_PartialChoice]:
     """Returns the partial choices that no other one equals or beats in seconds and in bytes."""
     front: list[_PartialChoice] = []
-    moved: list[float] = []  # of the front, by seconds and bytes only: rising
-    sizes: list[int] = []  # theirs, falling
+    communication: list[float] = []  # of the front by communication and bytes alone: rising
+    sizes: list[int] = []  # their bytes, falling
     for partial in sorted(
-        partials, key=lambda partial: (partial.alone, partial.moved, partial.bytes)
+        partials, key=lambda partial: (partial.serial, partial.communication, partial.bytes)
     ):
-        at = bisect_left(moved, partial.moved)
+        at = bisect_left(communication, partial.communication)
         if (at and sizes[at - 1] <= partial.bytes) or (
-            at < len(moved) and moved[at] == partial.moved and sizes[at] <= partial.bytes
+            at < len(communication)
+            and communication[at] == partial.communication
+            and sizes[at] <= partial.bytes
         ):
             continue
         end = at
-        while end < len(moved) and sizes[end] >= partial.bytes:
+        while end < len(communication) and sizes[end] >= partial.bytes:
             end += 1
-        moved[at:end], sizes[at:end] = [partial.moved], [partial.bytes]
+        communication[at:end], sizes[at:end] = [partial.communication], [partial.bytes]
         front.append(partial)
     return front
 
@@ -110,10 +114,10 @@ def _prune(partials: list[_PartialChoice]) -> list[_PartialChoice]:
     """Returns all of a few; of many, the shortest among those of about equal seconds and bytes."""
     if len(partials) <= MOST_PARTIALS:
         return partials
-    most = max(partial.alone for partial in partials), max(partial.bytes for partial in partials)
+    most = max(partial.serial for partial in partials), max(partial.bytes for partial in partials)
     best: dict[tuple[int, int], _PartialChoice] = {}
     for partial in partials:
-        cell = _cell(partial.alone, most[0]), _cell(partial.bytes, most[1])
+        cell = _cell(partial.serial, most[0]), _cell(partial.bytes, most[1])
         if cell not in best or partial.seconds < best[cell].seconds:
             best[cell] = partial
     return list(best.values())

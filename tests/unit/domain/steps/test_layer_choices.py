@@ -15,7 +15,7 @@ LAYERS = st.lists(st.lists(COSTS, min_size=1, max_size=3), min_size=1, max_size=
 
 def seconds_and_bytes(layers, choices):
     costs = [each[choice] for each, choice in zip(layers, choices, strict=True)]
-    seconds = max(sum(c.alone for c in costs), sum(c.moved for c in costs))
+    seconds = max(sum(c.serial for c in costs), sum(c.communication for c in costs))
     return seconds, sum(c.bytes for c in costs)
 
 
