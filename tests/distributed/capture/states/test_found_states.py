@@ -303,7 +303,7 @@ def of_a_name_of_a_cell():
     cell = {}
     exec("def read():\n    return abs(-1.0)", cell)
     READERS["read"] = cell["read"]
-    return lambda: READERS["read"](), lambda: cell.update(abs=lambda x: 3.0)
+    return lambda: 1.0 * READERS["read"](), lambda: cell.update(abs=lambda x: 3.0)
 
 
 STATES = [value for name, value in list(globals().items()) if name.startswith("of_")]
