@@ -74,12 +74,12 @@ class Engine:
     ) -> Form:
         """Returns the unique form with these fields."""
         asked = (shape, strides, layout, dtype, device, weight)
-        found = self._forms.get(asked)
-        if found is None:
+        form = self._forms.get(asked)
+        if form is None:
             strides = contiguous_strides(shape) if strides is None else strides
             key = (shape, strides, layout.normalized(shape), dtype, device, weight)
-            found = self._forms[asked] = self._forms.setdefault(key, Form(*key))
-        return found
+            form = self._forms[asked] = self._forms.setdefault(key, Form(*key))
+        return form
 
     def evolved(self, form: Form, **changes: object) -> Form:
         """Returns `form` with another layout or weight flag."""
@@ -170,7 +170,7 @@ def process_groups(world: World) -> "dict[str, dist.ProcessGroup]":
             groups[axis] = job
             continue
         positions = range(world.mesh.size) if is_bound else [world.position]
-        for processes in sorted({along(axis, each) for each in positions}):
+        for processes in sorted({along(axis, position) for position in positions}):
             group = dist.new_group(
                 list(processes), timeout=timeout, use_local_synchronization=not is_bound
             )

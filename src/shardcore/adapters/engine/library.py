@@ -59,14 +59,15 @@ def _hosts(options: str) -> tuple[str, ...]:
     own = (options, socket.gethostname())
     if process_group.is_simulated():
         return (own[1],) * process_group.world_size()
-    found = exchange.gather(own)
-    for rank, (other, _) in enumerate(found):
-        if other != found[0][0]:
+    of_ranks = exchange.gather(own)
+    first = of_ranks[0][0]
+    for rank, (other, _) in enumerate(of_ranks):
+        if other != first:
             raise StrategyError(
-                f"Rank 0 installed its strategy with {found[0][0]}, and rank {rank} with {other}: "
+                f"Rank 0 installed its strategy with {first}, and rank {rank} with {other}: "
                 "give shardcore.install() the same options on every rank."
             )
-    return tuple(host for _, host in found)
+    return tuple(host for _, host in of_ranks)
 
 
 @attrs.frozen(eq=False)

@@ -33,7 +33,7 @@ class Redistributed:
     stamp: Hashable  # a value that changes when either is written, or the step ends
 
 
-def note(tensor: ShardedTensor, found: ShardedTensor, serves: bool = False) -> None:
+def note(tensor: ShardedTensor, copy: ShardedTensor, serves: bool = False) -> None:
     """Notes that `found` has the values of `tensor`, unless a copy that shards less is known.
 
     `UnshardedWeights` holds weights. `serves` says whether products read `found` from now on.
@@ -42,7 +42,7 @@ def note(tensor: ShardedTensor, found: ShardedTensor, serves: bool = False) -> N
     # A partial tensor would be read as its sum.
     if (
         tensor.form.weight
-        or found.form.layout.partial
+        or copy.form.layout.partial
         or (known is not None and is_less_sharded(tensor.form.layout, known.tensor.form.layout))
     ):
         return
@@ -50,15 +50,15 @@ def note(tensor: ShardedTensor, found: ShardedTensor, serves: bool = False) -> N
     if memory.redistributed is None:
         memory.redistributed = {}
     memory.redistributed[_place(tensor)] = Redistributed(
-        found, serves, tensor.part, _stamp(tensor, found)
+        copy, serves, tensor.part, _stamp(tensor, copy)
     )
 
 
 def find(tensor: ShardedTensor) -> Redistributed | None:
     """Returns the copy of `tensor` in another layout, None if there is none."""
     known: dict[Hashable, Redistributed] | None = tensor.memory.redistributed
-    found = known.get(_place(tensor)) if known else None
-    return found if found and found.stamp == _stamp(tensor, found.tensor) else None
+    copy = known.get(_place(tensor)) if known else None
+    return copy if copy and copy.stamp == _stamp(tensor, copy.tensor) else None
 
 
 def handed_out(tensor: ShardedTensor, value: torch.Tensor) -> torch.Tensor:
@@ -75,13 +75,13 @@ def _place(tensor: ShardedTensor) -> Hashable:
     return tensor.form, torch_private.memory_of(part), part.storage_offset(), part.stride()
 
 
-def _stamp(tensor: ShardedTensor, found: ShardedTensor) -> Hashable:
+def _stamp(tensor: ShardedTensor, copy: ShardedTensor) -> Hashable:
     return (
         tensor.engine.steps,
         tensor.memory.writes,
         torch_private.version_of(tensor.part),
-        found.memory.writes,
-        torch_private.version_of(found.part),
+        copy.memory.writes,
+        torch_private.version_of(copy.part),
     )
 
 
@@ -94,7 +94,7 @@ class UnshardedWeights:
     _latest: dict[WeightSize, LatestWeights[tuple[torch.Tensor, object]]] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._latest = {each: LatestWeights(each) for each in self.sizes}
+        self._latest = {size: LatestWeights(size) for size in self.sizes}
 
     def get(self, memory: Memory, part: torch.Tensor, move: Any, engine: Any) -> torch.Tensor:
         """Returns the local shard of a weight after `move`; `part` is its stored shard."""
@@ -103,10 +103,10 @@ class UnshardedWeights:
         place = (at, tuple(stored.shape), stored.stride(), part.dtype)
         writes = (memory.writes, torch_private.version_of(part))
         key = (id(memory), writes, place, move.target)
-        for each in self._latest.values():
-            found = each.find(key)
-            if found is not None:
-                held: torch.Tensor = move.as_asked(found[0])
+        for latest in self._latest.values():
+            cached = latest.find(key)
+            if cached is not None:
+                held: torch.Tensor = move.as_asked(cached[0])
                 return held
         value: torch.Tensor = move.run(part, engine)
         size = size_of(value.nbytes, self.sizes)
@@ -118,7 +118,7 @@ class UnshardedWeights:
     @property
     def bytes(self) -> int:
         """The bytes of the weights that it holds."""
-        return sum(each.bytes for each in self._latest.values())
+        return sum(latest.bytes for latest in self._latest.values())
 
     @property
     def holds_steps(self) -> bool:
@@ -127,5 +127,5 @@ class UnshardedWeights:
 
     def clear(self) -> None:
         """Drops all weights."""
-        for each in self._latest.values():
-            each.clear()
+        for latest in self._latest.values():
+            latest.clear()

@@ -38,7 +38,7 @@ def gathered_in_pieces(tensor: ShardedTensor, at_once: int = GATHERED_BYTES) -> 
     target = Layout.replicated(world.mesh, form.ndim)
     with redistribution_scope(Move(tensor.part, form.shape, form.layout, target)):
         for piece in pieces(largest, most):
-            sent = padded(part[piece], math.prod(each.stop - each.start for each in piece))
+            sent = padded(part[piece], math.prod(bounds.stop - bounds.start for bounds in piece))
             for axis in axes:
                 sent = wait(collectives.all_gather(sent, engine.groups[axis]), "all_gather")
             for place, values in zip(held, sent.chunk(len(ranks)), strict=True):
@@ -52,4 +52,4 @@ def _in_gathered_order(axes: Sequence[str], world: World, rank: int) -> list[int
     if not axes:
         return [rank]
     peers = world.peers(axes[-1], rank)
-    return [each for peer in peers for each in _in_gathered_order(axes[:-1], world, peer)]
+    return [source for peer in peers for source in _in_gathered_order(axes[:-1], world, peer)]

@@ -61,9 +61,9 @@ class Redistribution:
         shape = tuple(1 if dim in repeats else size for dim, size in enumerate(form.shape))
         once = engine.form(shape, form.layout, form.dtype, form.device)
         axes = [axis for dim in repeats for axis in target.dim_axes(dim)]
-        found = cls.to(once, target.without(*axes), engine)
+        redistribution = cls.to(once, target.without(*axes), engine)
         local = target.local_shape(form.shape, engine.world.position)
-        stages = () if found is None else found.stages
+        stages = () if redistribution is None else redistribution.stages
         return cls(form, target, stages, local, None, repeats=repeats)
 
     @classmethod
@@ -78,8 +78,8 @@ class Redistribution:
         shape = tuple(form.shape[dim] for dim in order)
         layout = with_dims(form.layout, order)
         own = engine.evolved(form, shape=shape, strides=None, layout=layout)
-        found = cls.to(own, with_dims(target, order), engine)
-        return None if found is None else attrs.evolve(found, order=order)
+        redistribution = cls.to(own, with_dims(target, order), engine)
+        return None if redistribution is None else attrs.evolve(redistribution, order=order)
 
     def run(self, part: torch.Tensor, engine: Engine) -> torch.Tensor:
         """Returns the local shard in the new layout. All ranks call it together."""
@@ -112,9 +112,9 @@ class Redistribution:
 
 def _stages(form: Form, target: Layout, engine: Engine) -> tuple[_Stage, ...]:
     """Returns the stages to `target`, each with the shape of the local shard before."""
-    found = stages(form.layout, target, form.shape, form.dtype.itemsize, engine.costs)
+    planned = stages(form.layout, target, form.shape, form.dtype.itemsize, engine.costs)
     rank = engine.world.position
-    return tuple((each.layout.local_shape(each.shape, rank), each.steps) for each in found)
+    return tuple((stage.layout.local_shape(stage.shape, rank), stage.steps) for stage in planned)
 
 
 def in_layout(tensor: ShardedTensor, layout: Layout, copies: bool = False) -> ShardedTensor:
@@ -136,9 +136,9 @@ def in_layout(tensor: ShardedTensor, layout: Layout, copies: bool = False) -> Sh
     # For a new partial sum, one rank has the values of `tensor`, and the others zeros.
     if copies and layout.partial and part.data_ptr() == tensor.part.data_ptr():
         part = part.clone()
-    found = engine.sharded(part, redistribution.target, tensor.form.shape)
-    redistributed.note(tensor, found)
-    return found
+    copy = engine.sharded(part, redistribution.target, tensor.form.shape)
+    redistributed.note(tensor, copy)
+    return copy
 
 
 def full(tensor: ShardedTensor) -> torch.Tensor:

@@ -49,8 +49,8 @@ def _all_gather(part: torch.Tensor, step: Step, engine: Engine) -> torch.Tensor:
         dims[step.source_dim] *= len(shapes)
         return buffers.reshape(dims)
     chunks = [
-        each[:size].reshape(shape)
-        for each, size, shape in zip(buffers.chunk(len(shapes)), sizes, shapes, strict=True)
+        chunk[:size].reshape(shape)
+        for chunk, size, shape in zip(buffers.chunk(len(shapes)), sizes, shapes, strict=True)
     ]
     return torch.cat(_in_axis_order(chunks, peers), dim=step.source_dim)
 
@@ -97,9 +97,9 @@ def _swapped(
     """Sends one tensor to each rank of the group; returns the received ones, of these shapes."""
     sizes = [math.prod(shape) for shape in shapes]
     received = collectives.all_to_all(
-        torch.cat([each.reshape(-1) for each in sent]),
+        torch.cat([tensor.reshape(-1) for tensor in sent]),
         sizes,
-        [each.numel() for each in sent],
+        [tensor.numel() for tensor in sent],
         engine.groups[step.axis],
     )
     pieces = torch.split(wait(received, "all_to_all"), sizes)
@@ -115,8 +115,8 @@ def exchanged(part: torch.Tensor, exchange: Exchange, engine: Engine) -> torch.T
         even = exchange.strided(own, place)
         if even is not None:
             return _regular(part, dim, even)
-        found = [part.narrow(dim, e.start, e.stop - e.start) for e in exchange.sent(own, place)]
-        return torch.cat(found or [part.narrow(dim, 0, 0)], dim)
+        slices = [part.narrow(dim, e.start, e.stop - e.start) for e in exchange.sent(own, place)]
+        return torch.cat(slices or [part.narrow(dim, 0, 0)], dim)
 
     if exchange.is_local:
         return part_for(own)
@@ -191,4 +191,4 @@ def _sent(step: Step) -> str:
 
 
 def _shape(part: tuple[slice, ...]) -> tuple[int, ...]:
-    return tuple(each.stop - each.start for each in part)
+    return tuple(bounds.stop - bounds.start for bounds in part)

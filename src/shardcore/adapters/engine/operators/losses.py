@@ -14,8 +14,8 @@ def _loss(place: int) -> Planner:
     """Returns a planner of a loss; its reduction is at `place` of the arguments."""
 
     def reduced(operator: Operator, *args: object) -> Any:
-        found = operator(*_each(args, place))
-        return found.mean() if _reduction(args, place) == _MEAN else found.sum()
+        losses = operator(*_each(args, place))
+        return losses.mean() if _reduction(args, place) == _MEAN else losses.sum()
 
     return _planner(place, reduced)
 
@@ -30,8 +30,8 @@ def _loss_backward(place: int) -> Planner:
         gradient, inputs, *rest = _each(args, place)
         if _reduction(args, place) == _MEAN:
             gradient = gradient / inputs.numel()
-        found: torch.Tensor = operator(gradient.expand(inputs.shape), inputs, *rest)
-        return found
+        of_inputs: torch.Tensor = operator(gradient.expand(inputs.shape), inputs, *rest)
+        return of_inputs
 
     return _planner(place, of_all)
 
@@ -46,8 +46,8 @@ def _planner(place: int, reduce: Handler) -> Planner:
 
 
 def _reduction(args: tuple[Any, ...], place: int) -> int:
-    found: int = args[place] if len(args) > place else _MEAN
-    return found
+    reduction: int = args[place] if len(args) > place else _MEAN
+    return reduction
 
 
 def _each(args: tuple[object, ...], place: int) -> list[Any]:

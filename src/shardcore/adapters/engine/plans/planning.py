@@ -76,9 +76,9 @@ def run_rule(
     result_shapes: Shapes = (),
 ) -> list[Any]:
     """Runs `compute` on the local shards of `tensors`, sharded by `rule`; see `Task`."""
-    engine: Engine = next(each.engine for each in tensors if isinstance(each, ShardedTensor))
-    sharded = [engine.as_sharded(each) for each in tensors]
-    operands = [Operand(each.form, number) for number, each in enumerate(sharded)]
+    engine: Engine = next(tensor.engine for tensor in tensors if isinstance(tensor, ShardedTensor))
+    sharded = [engine.as_sharded(tensor) for tensor in tensors]
+    operands = [Operand(tensor.form, number) for number, tensor in enumerate(sharded)]
     return planned(operator, Task(rule, operands, compute, result_shapes), engine).run(sharded)
 
 
@@ -87,8 +87,8 @@ def _forms(task: Task) -> list[Form]:
     sums = any(task.rule.sums(result) for result in task.rule.results)
     is_product = sums and len(task.operands) > 1
     return [
-        each.other if is_product and each.serves and each.other else each.form
-        for each in task.operands
+        operand.other if is_product and operand.serves and operand.other else operand.form
+        for operand in task.operands
     ]
 
 

@@ -118,9 +118,9 @@ def by_operator(entries: Mapping[str, _Entry]) -> dict[Any, _Entry]:
 
 def dims_of_plane(operator: Operator) -> int:
     """Returns the number of dims of the planes of `operator`: 2 for "avg_pool2d"."""
-    found = re.search(r"(\d)d", aten_name(operator))
-    assert found is not None, "an operator on planes has a name with their dims"
-    return int(found[1])
+    match = re.search(r"(\d)d", aten_name(operator))
+    assert match is not None, "an operator on planes has a name with their dims"
+    return int(match[1])
 
 
 def order_of(operand: Operand) -> Order | None:

@@ -90,8 +90,8 @@ class AttentionCall:
     def states(self) -> Mapping[str, Operand]:
         """The states of the random generator, by name: a gradient with dropout reads them."""
         names = ("philox_seed", "philox_offset")
-        found = {name: self.arguments.get(name) for name in names}
-        return {name: each for name, each in found.items() if each is not None}
+        states = {name: self.arguments.get(name) for name in names}
+        return {name: state for name, state in states.items() if state is not None}
 
     @property
     def trains_mask(self) -> bool:

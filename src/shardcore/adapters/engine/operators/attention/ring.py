@@ -39,12 +39,12 @@ class _Attended:
         top = torch.maximum(self.sums, other.sums)
         base = top.masked_fill(top == -math.inf, 0)
         weights = []
-        for each in (self, other):
-            weight = (each.sums - base).exp()
-            weights.append(torch.where(top < _MASKED, weight * each.keys, weight))
+        for attended in (self, other):
+            weight = (attended.sums - base).exp()
+            weights.append(torch.where(top < _MASKED, weight * attended.keys, weight))
         total = weights[0] + weights[1]
         # The larger weight is 1 at least, if there is a key.
-        own, others = ((each / total.clamp(min=1)).unsqueeze(-1) for each in weights)
+        own, others = ((weight / total.clamp(min=1)).unsqueeze(-1) for weight in weights)
         output = own * self.output + others * other.output
         return _Attended(output, base + total.log(), self.keys + other.keys, self.others)
 
@@ -66,17 +66,17 @@ class RingAttention:
     def forward(self, parts: Parts) -> Sequence[Any]:
         """Returns the results for query, key, value, and a mask if there is one."""
         query, key, value, *masks = parts
-        found: _Attended | None = None
+        attended: _Attended | None = None
         for owner, (keys, values) in self.passing.around(torch.stack([key, value])):
             how = self._met(query, keys, owner)
             if how != "none":
                 more = self._attended(how, query, keys, values, self._of_owner(masks, owner))
-                found = more if found is None else found.joined(more)
-        if found is None:
+                attended = more if attended is None else attended.joined(more)
+        if attended is None:
             others = without_results(self.call.operator)[2:]
             return torch.zeros_like(query), torch.zeros_like(precise(query[..., 0])), *others
-        sums = found.sums.masked_fill(found.sums == -math.inf, 0) if masks else found.sums
-        return found.output.to(query.dtype), sums, *found.others
+        sums = attended.sums.masked_fill(attended.sums == -math.inf, 0) if masks else attended.sums
+        return attended.output.to(query.dtype), sums, *attended.others
 
     def backward(self, parts: Parts) -> Sequence[Any]:
         """Returns the gradients of query, key and value, and none of a mask."""
@@ -146,11 +146,13 @@ class RingAttention:
     ) -> Sequence[Any]:
         gradient, query, keys, values, output, sums = operands
         if how == "earlier":
-            gradient, query, output = (each[:, :, 1:] for each in (gradient, query, output))
+            gradient, query, output = (tensor[:, :, 1:] for tensor in (gradient, query, output))
             keys, values, sums = keys[:, :, :-1], values[:, :, :-1], sums[:, :, 1:]
         given = (gradient, query, keys, values, output, sums)
-        found = self.call.gradients(given, mask, states, causal=how != "all")[:3]
+        gradients = self.call.gradients(given, mask, states, causal=how != "all")[:3]
         if how != "earlier":
-            return found
+            return gradients
         pads = ((0, 0, 1, 0), (0, 0, 0, 1), (0, 0, 0, 1))
-        return [torch.nn.functional.pad(each, pad) for each, pad in zip(found, pads, strict=True)]
+        return [
+            torch.nn.functional.pad(grad, pad) for grad, pad in zip(gradients, pads, strict=True)
+        ]

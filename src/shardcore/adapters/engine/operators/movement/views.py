@@ -40,7 +40,7 @@ def several_results(
 
 def along(operator: Operator, args: Sequence[object], full: frozenset[int]) -> Task:
     """Plans an operator along the dims in `full`; all its tensors have the same dims."""
-    operands = [each for each in args if isinstance(each, Operand)]
+    operands = [arg for arg in args if isinstance(arg, Operand)]
     results = torch_private.number_of_results(operator)
     return Task(basic.along(operands[0].ndim, full, len(operands), results), operands)
 
@@ -128,15 +128,15 @@ def _as_strided(
     rule = movement.permute(tensor.ndim, [0, *[None] * (len(sizes) - 1)])
 
     def call(part: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = operator(part.contiguous(), [part.shape[0], *sizes[1:]], strides)
-        return found
+        frames: torch.Tensor = operator(part.contiguous(), [part.shape[0], *sizes[1:]], strides)
+        return frames
 
     return one_result(rule, tensor, call)
 
 
 def _unfold(operator: Operator, tensor: Operand, dim: int, *window: int) -> Task:
     """Plans `unfold(dim, size, step)`, which puts windows along `dim` into a new last dim."""
-    dims = [each if each != dim % tensor.ndim else None for each in range(tensor.ndim)]
+    dims = [other if other != dim % tensor.ndim else None for other in range(tensor.ndim)]
     rule = movement.permute(tensor.ndim, [*dims, None])
     return one_result(rule, tensor, lambda part: operator(part, dim, *window))
 
@@ -145,12 +145,12 @@ def _unfold_backward(
     operator: Operator, gradient: Operand, sizes: Sequence[int], dim: int, *window: int
 ) -> Task:
     place = dim % len(sizes)
-    dims = [each if each != place else None for each in range(len(sizes))]
+    dims = [other if other != place else None for other in range(len(sizes))]
 
     def call(part: torch.Tensor) -> torch.Tensor:
         local = [*part.shape[:place], sizes[place], *part.shape[place + 1 : -1]]
-        found: torch.Tensor = operator(part, local, dim, *window)
-        return found
+        grad: torch.Tensor = operator(part, local, dim, *window)
+        return grad
 
     return one_result(movement.permute(gradient.ndim, dims), gradient, call)
 

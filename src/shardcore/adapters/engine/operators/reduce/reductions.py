@@ -120,8 +120,8 @@ def _any_of_sharded(operator: Operator, *args: Any) -> Any:
     tensor, dims, keep = _dims_of(*args)
     is_all = torch_private.aten_name(operator) == "all"
     tensor = reduced(tensor)
-    found = tensor.eq(0) if is_all else tensor.ne(0)
-    of_ranks = reduced(found.to(torch.uint8).amax(sorted(dims), keep))
+    hits = tensor.eq(0) if is_all else tensor.ne(0)
+    of_ranks = reduced(hits.to(torch.uint8).amax(sorted(dims), keep))
     dtype = torch.uint8 if tensor.dtype is torch.uint8 else torch.bool
     return (of_ranks.eq(0) if is_all else of_ranks).to(dtype)
 
@@ -144,8 +144,8 @@ def _argmax_of_sharded(_operator: Operator, x: ShardedTensor, dim: int, keep: bo
     pending = reduced_by_ranks(layout, dim, "max")
     shape = (*x.shape[:dim], 1, *x.shape[dim + 1 :])
     largest = reduced(engine.sharded(_packed(x.part, own, dim), pending, shape))
-    found = engine.sharded(_HALF - 1 - (largest.part & (_HALF - 1)), largest.form.layout, shape)
-    return found if keep else found.squeeze(dim)
+    indices = engine.sharded(_HALF - 1 - (largest.part & (_HALF - 1)), largest.form.layout, shape)
+    return indices if keep else indices.squeeze(dim)
 
 
 def _packed(part: torch.Tensor, numbers: torch.Tensor, dim: int) -> torch.Tensor:
@@ -228,13 +228,15 @@ def _count_own(
     engine, layout = numbers.engine, numbers.form.layout
     if weights is not None:
         weights = in_layout(engine.as_sharded(weights), layout).part
-    found = operator(numbers.part, weights, *least)
+    counts = operator(numbers.part, weights, *least)
 
     def of_all(part: torch.Tensor, op: ReduceOp) -> Any:
         return engine.sharded(part, reduced_by_ranks(layout, 0, op), tuple(part.shape))
 
-    length = int(reduced(of_all(found.new_tensor([found.numel()], dtype=torch.int64), "max")).part)
-    padded = torch.nn.functional.pad(found, (0, length - found.numel()))
+    length = int(
+        reduced(of_all(counts.new_tensor([counts.numel()], dtype=torch.int64), "max")).part
+    )
+    padded = torch.nn.functional.pad(counts, (0, length - counts.numel()))
     return of_all(padded, "sum")
 
 
