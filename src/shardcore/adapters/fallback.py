@@ -36,7 +36,7 @@ def tell(operator: object, args: object) -> None:
 
 def count(args: object) -> int:
     """Returns the number of calls counted so far by the engine of sharded operands."""
-    return next((each.engine.fallbacks.total() for each in sharded(args)), 0)
+    return next((tensor.engine.fallbacks.total() for tensor in sharded(args)), 0)
 
 
 def sharded(args: object) -> list[Any]:

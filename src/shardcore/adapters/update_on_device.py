@@ -84,7 +84,7 @@ class _FactorsInTensors(TorchFunctionMode):
             return func(*args, **kwargs)
         first, second = args
         is_list = isinstance(second, list | tuple)
-        product = [each * factor for each in second] if is_list else second * factor
+        product = [tensor * factor for tensor in second] if is_list else second * factor
         return func(first, product, **{**kwargs, "alpha": 1})
 
 

@@ -67,7 +67,7 @@ def remove(lease: Lease, checkpoint: Path) -> None:
 
 def keep_newest(lease: Lease, count: int) -> None:
     """Removes all complete checkpoints but the newest `count`; others it does not touch."""
-    complete = [each for each in folders.all_of(lease.directory) if folders.is_complete(each)]
+    complete = [folder for folder in folders.all_of(lease.directory) if folders.is_complete(folder)]
     for checkpoint in complete[count:]:
         remove(lease, checkpoint)
 

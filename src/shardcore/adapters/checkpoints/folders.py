@@ -45,7 +45,7 @@ def place(checkpoint: Path) -> Path:
     The first is asked once more at the end: its folder may have come between the two questions.
     """
     first, second = first_name(checkpoint), second_name(checkpoint)
-    return next((each for each in (first, second, first) if os.path.lexists(each)), checkpoint)
+    return next((path for name in (first, second, first) if os.path.lexists(name)), checkpoint)
 
 
 def all_of(directory: Path) -> list[Path]:
@@ -62,8 +62,8 @@ def all_of(directory: Path) -> list[Path]:
 
 def latest(directory: Path) -> Path | None:
     """Returns the newest complete checkpoint, None without one."""
-    found = newest(directory)
-    return None if found is None else found[0]
+    pair = newest(directory)
+    return None if pair is None else pair[0]
 
 
 def newest(directory: Path) -> tuple[Path, Index] | None:

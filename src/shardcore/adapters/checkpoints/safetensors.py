@@ -63,14 +63,14 @@ class SafetensorsFile:
         Raises:
             CheckpointError: If it is missing, or has another dtype or shape.
         """
-        found = self.entries.get(key)
-        if found is None or (found.dtype, found.shape) != (dtype, shape):
-            other = "nothing" if found is None else f"{found.dtype} of shape {found.shape}"
+        entry = self.entries.get(key)
+        if entry is None or (entry.dtype, entry.shape) != (dtype, shape):
+            other = "nothing" if entry is None else f"{entry.dtype} of shape {entry.shape}"
             raise CheckpointError(
                 f"File {str(self.path)!r} should have {key!r}, {dtype} of shape {shape}, but has "
                 f"{other}: the checkpoint is damaged, use another one."
             )
-        return found
+        return entry
 
     def read(
         self, entry: Entry, part: Box, target: memoryview, shape: tuple[int, ...], place: Box

@@ -72,7 +72,7 @@ def awaited(connect: Callable[[], SignedStore]) -> str:
 
 def others() -> list[int]:
     """Returns all ranks but this one."""
-    return [each for each in range(process_group.world_size()) if each != process_group.rank()]
+    return [rank for rank in range(process_group.world_size()) if rank != process_group.rank()]
 
 
 def timed_out(error: Exception, collective: str) -> RankMismatchError | None:
@@ -120,7 +120,7 @@ def unmatched(
     if "gloo" not in text or process_group.is_simulated():
         return ""
     where = which_ended(ended)
-    if not where and not is_enough() and any(each in text for each in _IN_VAIN):
+    if not where and not is_enough() and any(phrase in text for phrase in _IN_VAIN):
         seen = within(
             _STORE_SECONDS, lambda: look(exchange.store_for_thread(), others(), is_enough)
         )
@@ -152,16 +152,16 @@ class Asked(Generic[_T]):
     @classmethod
     def of(cls, call: Callable[[], _T]) -> "Asked[_T]":
         """Starts the call."""
-        found: SimpleQueue[_T | None] = SimpleQueue()
+        answer: SimpleQueue[_T | None] = SimpleQueue()
 
         def run() -> None:
             try:
-                found.put(call())
+                answer.put(call())
             except RuntimeError:  # torch's for a lost store
-                found.put(None)
+                answer.put(None)
 
         threading.Thread(target=run, name="shardcore-store", daemon=True).start()
-        return cls(found)
+        return cls(answer)
 
     def answer(self, seconds: float) -> _T | None:
         """Returns what the call returns; None if it fails, or has not returned after `seconds`."""
@@ -173,6 +173,6 @@ class Asked(Generic[_T]):
 
 def _last(store: SignedStore, ranks: Sequence[int]) -> dict[int, Heartbeat | None]:
     """Returns the last heartbeat of each rank."""
-    found = store.find_all([f"heartbeat/{rank}" for rank in ranks])
-    beats = (None if each is None else Heartbeat(**json.loads(each)) for each in found)
+    texts = store.find_all([f"heartbeat/{rank}" for rank in ranks])
+    beats = (None if text is None else Heartbeat(**json.loads(text)) for text in texts)
     return dict(zip(ranks, beats, strict=True))

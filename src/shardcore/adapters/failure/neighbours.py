@@ -32,13 +32,15 @@ class Neighbours:
         shared.set(f"pid/{rank}", str(own.pid).encode())
         name = uuid4().hex if rank == 0 else ""
         everyone = exchange.gather((name, own.host, store_host.is_here()))
-        store_host.remember([each for each, (_, _, has_store) in enumerate(everyone) if has_store])
+        store_host.remember(
+            [other for other, (_, _, has_store) in enumerate(everyone) if has_store]
+        )
         near = [
-            each
-            for each, (_, host, _) in enumerate(everyone)
-            if each != rank and host == own.host != ""
+            other
+            for other, (_, host, _) in enumerate(everyone)
+            if other != rank and host == own.host != ""
         ]
-        pids = shared.get([f"pid/{each}" for each in near])
+        pids = shared.get([f"pid/{other}" for other in near])
         processes = (HostProcess(own.host, int(pid)) for pid in pids)
         return cls(rank, dict(zip(near, processes, strict=True))), everyone[0][0]
 
@@ -53,9 +55,9 @@ class Neighbours:
 
     def lower(self) -> list[int]:
         """Returns the ranks below this one."""
-        return [each for each in list(self.processes) if each < self.rank]
+        return [rank for rank in list(self.processes) if rank < self.rank]
 
     def is_first(self) -> bool:
         """Returns whether this is the lowest rank of its host that runs."""
         others = list(self.processes.items())
-        return not any(each.is_running() for rank, each in others if rank < self.rank)
+        return not any(process.is_running() for rank, process in others if rank < self.rank)

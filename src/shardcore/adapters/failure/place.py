@@ -72,5 +72,7 @@ class Place:
 
 def _is_collective(frame: FrameType | None) -> bool:
     # torch's own Python may be between the collective and the code that starts it.
-    files = [each.f_code.co_filename for each, _ in islice(walk_stack(frame), 8)] if frame else []
+    files = (
+        [caller.f_code.co_filename for caller, _ in islice(walk_stack(frame), 8)] if frame else []
+    )
     return any(part in file for file in files for part in _FILES)

@@ -69,8 +69,8 @@ class FailureStore:
 
     def first(self) -> Failure | None:
         """Returns the first failure, if there is one."""
-        found = self.signed.find("first")
-        return None if found is None else _failure(found)
+        text = self.signed.find("first")
+        return None if text is None else _failure(text)
 
     def ask_to_end(self, rank: int) -> int:
         """Asks all ranks to end, since SIGTERM came to `rank`; returns the first such rank."""
@@ -78,8 +78,8 @@ class FailureStore:
 
     def asked_to_end(self) -> int | None:
         """Returns the rank to which SIGTERM came first; None without any."""
-        found = self.signed.find("sigterm")
-        return None if found is None else int(found)
+        rank = self.signed.find("sigterm")
+        return None if rank is None else int(rank)
 
     def tell_point(self, point: tuple[int, int] | None) -> None:
         """Publishes the last point that this rank has passed; None if it passes none."""
@@ -90,8 +90,8 @@ class FailureStore:
         """Returns the points of all ranks; None until each has written its own."""
         if self.signed.store.add("points", 0) < world_size:
             return None
-        found = self.signed.get([f"point/{rank}" for rank in range(world_size)])
-        return [point and tuple(point) for point in map(json.loads, found)]
+        points = self.signed.get([f"point/{rank}" for rank in range(world_size)])
+        return [point and tuple(point) for point in map(json.loads, points)]
 
     def end(self) -> None:
         """Publishes that this rank has ended in order."""

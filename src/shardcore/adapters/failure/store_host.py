@@ -36,10 +36,10 @@ def described() -> str:
 
 def _store() -> Any:
     group: Any = dist.group.WORLD  # the stubs of torch lack the store
-    found = group.get_group_store()
-    while hasattr(found, "underlying_store"):
-        found = found.underlying_store
-    return found
+    store = group.get_group_store()
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return store
 
 
 def _addresses(host: str) -> Sequence[Any]:

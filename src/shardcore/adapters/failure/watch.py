@@ -143,7 +143,9 @@ class FailureWatch:
             self._end.release(store)
             return
         looks = (self._look(store) for _ in self._end.until_released(store, _LEAVE_SECONDS))
-        of_others = (each for each in looks if each is not None and each.rank != self._rank)
+        of_others = (
+            failure for failure in looks if failure is not None and failure.rank != self._rank
+        )
         self._end.failure = next(of_others, None)
 
     def _watch(self, store: FailureStore, store_for_place: SignedStore) -> None:
@@ -180,13 +182,13 @@ class FailureWatch:
         limit = process_group.seconds(None) + _NO_ANSWER_SECONDS
         until_report = min(limit, exchange.REPORT_SECONDS)
         asked = heartbeats.Asked.of(lambda: (self._look_on_thread(store),))
-        found = asked.answer(until_report)
-        if found is None and limit > until_report:
+        answer = asked.answer(until_report)
+        if answer is None and limit > until_report:
             if self._neighbours.is_first():
                 say(f"[rank {self._rank}] {no_answer(until_report).headline}\n")
-            found = asked.answer(limit - until_report)
-        if found is not None:
-            return found[0]
+            answer = asked.answer(limit - until_report)
+        if answer is not None:
+            return answer[0]
         self._end.released.set()  # it is not asked again
         return no_answer(limit)
 
@@ -287,9 +289,9 @@ class FailureWatch:
         def published() -> tuple[Failure, list[int]]:
             cause = self.termination.cause(own, self._interrupt.is_terminated)
             first = self._look(store) or store.claim(cause)
-            return first, [each for each in range(self._world_size) if store.has_ended(each)]
+            return first, [rank for rank in range(self._world_size) if store.has_ended(rank)]
 
-        found = heartbeats.within(_STORE_SECONDS, published)
-        if found is None:  # rank 0, which may hold it, is stopped
+        answer = heartbeats.within(_STORE_SECONDS, published)
+        if answer is None:  # rank 0, which may hold it, is stopped
             self._end.released.set()
-        return found or (own, [])
+        return answer or (own, [])

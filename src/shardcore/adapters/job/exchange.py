@@ -103,12 +103,12 @@ def gather(value: _T, what: str = "a comparison of values") -> list[_T]:
     except RuntimeError as error:  # torch's for a lost store
         raise _lost(said, {0: LOST}) from error
     own = everyone[process_group.rank()]
-    for rank, each in enumerate(everyone):
-        if each.what != own.what:
+    for rank, other in enumerate(everyone):
+        if other.what != own.what:
             _raise_first(value, everyone)
-            where = f"rank {rank} is at {each.what} ({each.line})"
+            where = f"rank {rank} is at {other.what} ({other.line})"
             raise RankMismatchError(f"{_at(own)}, but {where}. {TOGETHER}")
-    return [each.value for each in everyone]
+    return [message.value for message in everyone]
 
 
 def _raise_first(own: object, everyone: list[_Said]) -> None:
@@ -152,8 +152,8 @@ def do_once(work: Callable[[], _T], what: str) -> _T:
         return shared.claim(f"{name}/reports", str(own).encode()) == str(own).encode()
 
     _wait(lambda: shared.store.check([key]), lambda: iter([first]), reports, said, shared)
-    found: _T = pickle.loads(shared.get([key])[0])
-    return found
+    done: _T = pickle.loads(shared.get([key])[0])
+    return done
 
 
 def is_main_thread() -> bool:
@@ -207,8 +207,8 @@ def _plain_store() -> Any:
 
 def _exchanged(said: _Said) -> list[_Said]:
     values = _come(said, pickle.dumps(said), store()).values()
-    read = {each: pickle.loads(each) for each in set(values)}
-    return [read[each] for each in values]
+    read = {value: pickle.loads(value) for value in set(values)}
+    return [read[value] for value in values]
 
 
 def _come(said: _Said, value: bytes, shared: SignedStore) -> Round:

@@ -209,20 +209,20 @@ def _met(job: Job, limit: timedelta, init_method: str) -> "Store":
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
-    found: SimpleQueue[Store | Exception] = SimpleQueue()
+    answer: SimpleQueue[Store | Exception] = SimpleQueue()
 
     def meet() -> None:
         try:
             store = own_store.opened(job, limit) if init_method == _meeting(job) else None
             if store is None:
                 store = next(rendezvous(init_method, job.rank, job.world_size, timeout=limit))[0]
-            found.put(store)
+            answer.put(store)
         except Exception as error:  # noqa: BLE001 - raised again on the main thread
-            found.put(error)
+            answer.put(error)
 
     threading.Thread(target=meet, name="shardcore-rendezvous", daemon=True).start()
     try:
-        store = found.get(timeout=limit.total_seconds() + _ANSWER_SECONDS)
+        store = answer.get(timeout=limit.total_seconds() + _ANSWER_SECONDS)
     except Empty:
         raise dist.DistStoreError("the port is taken, and no store of torch answers") from None
     if isinstance(store, Exception):
@@ -239,11 +239,11 @@ def _meeting(job: Job) -> str:
 def _check_same(job: Job | None) -> None:
     if job is None:
         return
-    found = (dist.get_rank(), dist.get_world_size())
-    if found != (job.rank, job.world_size):
+    actual = (dist.get_rank(), dist.get_world_size())
+    if actual != (job.rank, job.world_size):
         raise EnvironmentProblem(
             f"Expected rank {job.rank} of {job.world_size} (from {dict(job.source)}), but the "
-            f"process group that is already initialized is rank {found[0]} of {found[1]}. Remove "
+            f"process group that is already initialized is rank {actual[0]} of {actual[1]}. Remove "
             "one of the two: do not call init_process_group, or do not give the job."
         )
 

@@ -57,9 +57,9 @@ class Round:
         keys = list(map(self._key, range(self.ranks)))
         if not self.shared.store.check(keys):
             return
-        found = self.shared.get(keys)
-        places = {value: place for place, value in enumerate(dict.fromkeys(found))}
-        runs = [(places[value], len(list(same))) for value, same in groupby(found)]
+        values = self.shared.get(keys)
+        places = {value: place for place, value in enumerate(dict.fromkeys(values))}
+        runs = [(places[value], len(list(same))) for value, same in groupby(values)]
         self.shared.set(self._joined, pickle.dumps((list(places), runs)))
 
     def is_complete(self) -> bool:

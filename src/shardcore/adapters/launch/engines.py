@@ -95,11 +95,11 @@ def join(client: Any, devices: int | None, become_rank: Callable[..., str]) -> E
         for rank, number in enumerate(numbers)
     ]
     try:
-        found = _results(joining)
+        joined = _results(joining)
     except BaseException:
         _stop(client)  # the other engines wait for the one that failed
         raise
-    engines = Engines(client, numbers, tuple(each.process for each in facts), tuple(found))
+    engines = Engines(client, numbers, tuple(fact.process for fact in facts), tuple(joined))
     view = engines.view
     view.block = True
     if _is_in_notebook():

@@ -187,8 +187,8 @@ def read(folder: Path, written: Written) -> list[Any]:
     """Returns the values that `write` wrote. Large arrays are mapped, and may be written into."""
     linecache.cache.update(written.lines)
     with (folder / _BODY).open("rb") as body, (folder / _ARRAYS).open("rb") as arrays:
-        found: list[Any] = pickle.load(body, buffers=_mapped(arrays.fileno(), written.sizes))
-        return found
+        values: list[Any] = pickle.load(body, buffers=_mapped(arrays.fileno(), written.sizes))
+        return values
 
 
 def _mapped(file: int, sizes: Iterable[int]) -> Iterator[memoryview]:

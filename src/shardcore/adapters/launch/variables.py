@@ -61,7 +61,7 @@ def _functions(value: Any) -> Iterator[FunctionType]:
             yield candidate
     kind = value if isinstance(value, type) else type(value)
     if kind.__module__ == "__main__":
-        yield from (each for each in vars(kind).values() if isinstance(each, FunctionType))
+        yield from (method for method in vars(kind).values() if isinstance(method, FunctionType))
 
 
 def _read_by(function: FunctionType) -> Iterator[tuple[str, Any]]:

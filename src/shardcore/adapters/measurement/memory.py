@@ -74,9 +74,9 @@ class StepMemory:
 
     def _saw(self, operator: torch_private.Operator, _operands: object, result: object) -> None:
         kind: Kind = "collectives" if torch_private.is_of_collectives(operator) else "activations"
-        for each in filter(_has_memory, torch_private.tree_leaves(result)):
-            if torch_private.memory_of(each) not in self._held:
-                self.hold(each, kind)
+        for tensor in filter(_has_memory, torch_private.tree_leaves(result)):
+            if torch_private.memory_of(tensor) not in self._held:
+                self.hold(tensor, kind)
 
     def _free(self, memory: int) -> None:
         self._time += 1

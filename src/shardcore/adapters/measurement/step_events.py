@@ -98,16 +98,18 @@ class StepEvents(StepMemory):
         )
         held = (
             Held(
-                _scaled(each),
+                _scaled(made),
                 self._blocks.get(number, ""),
                 stored.get(number),
                 self._sums.get(number, ""),
                 self._shares.get(number, ()),
             )
-            for number, each in enumerate(self._made)
+            for number, made in enumerate(self._made)
         )
-        started = (attrs.evolve(each, time=each.time * TICK) for each in self._started)
-        places = (attrs.evolve(each, begin=each.begin * TICK) for each in self._places)
+        started = (
+            attrs.evolve(collective, time=collective.time * TICK) for collective in self._started
+        )
+        places = (attrs.evolve(place, begin=place.begin * TICK) for place in self._places)
         end = self._end_of_pass * TICK
         return TracedStep(mesh, tuple(operators), tuple(started), tuple(held), tuple(places), end)
 
@@ -174,7 +176,9 @@ class StepEvents(StepMemory):
     # Which block a tensor belongs to.
 
     def _owners(self, operands: object) -> set[str]:
-        return {block for each in step_work.tensors_in(operands) if (block := self._block(each))}
+        return {
+            block for tensor in step_work.tensors_in(operands) if (block := self._block(tensor))
+        }
 
     def _block(self, tensor: torch.Tensor) -> str:
         number = self._held.get(torch_private.memory_of(tensor))
@@ -187,14 +191,14 @@ class StepEvents(StepMemory):
 
     def _share(self, tensors: Sequence[torch.Tensor]) -> Shares:
         """Returns the bytes of tensors by block; a tensor may belong to several blocks."""
-        found: Counter[str] = Counter()
-        for each in tensors:
-            if block := self._block(each):
-                found[block] += step_work.size_of(each)
-            number = self._held.get(torch_private.memory_of(each))
+        shares: Counter[str] = Counter()
+        for tensor in tensors:
+            if block := self._block(tensor):
+                shares[block] += step_work.size_of(tensor)
+            number = self._held.get(torch_private.memory_of(tensor))
             if number is not None:
-                found.update(dict(self._shares.get(number, ())))
-        return tuple(sorted(found.items()))
+                shares.update(dict(self._shares.get(number, ())))
+        return tuple(sorted(shares.items()))
 
     def _own_results(self, operands: Any, result: Any, first: int, owners: set[str]) -> None:
         """Assigns the results of an operator outside of blocks to the blocks of its operands.
@@ -205,18 +209,18 @@ class StepEvents(StepMemory):
         if not (owners and self._end_of_pass):
             return
         args, _ = operands
-        lists = [each for each in args if isinstance(each, list | tuple)]
+        lists = [arg for arg in args if isinstance(arg, list | tuple)]
         results = result if isinstance(result, list | tuple) else [result]
-        if lists and all(len(each) == len(results) for each in lists):
-            for place, each in enumerate(results):
-                self._own_result(each, first, self._owners([one[place] for one in lists]))
+        if lists and all(len(tensors) == len(results) for tensors in lists):
+            for place, made in enumerate(results):
+                self._own_result(made, first, self._owners([one[place] for one in lists]))
         elif len(owners) == 1:
-            for each in results:
-                self._own_result(each, first, owners)
+            for made in results:
+                self._own_result(made, first, owners)
         elif len(results) == 1 and len(self._made) > first:
             joined = step_work.tensors_in(lists)
             size = step_work.tensors_in(result)[0].nbytes
-            if joined and sum(each.nbytes for each in joined) == size:
+            if joined and sum(tensor.nbytes for tensor in joined) == size:
                 self._shares[first] = self._share(joined)
 
     def _own_result(self, result: object, first: int, owners: set[str]) -> None:

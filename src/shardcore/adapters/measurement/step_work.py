@@ -43,14 +43,16 @@ def touched(operator: torch_private.Operator, operands: Any, result: object) -> 
     args, kwargs = operands
     read = _once((args, kwargs))
     written = _once(torch_private.written_operands(operator, args, kwargs))
-    memories = {torch_private.memory_of(each) for each in read}
-    made = [each for each in tensors_in(result) if torch_private.memory_of(each) not in memories]
+    memories = {torch_private.memory_of(tensor) for tensor in read}
+    made = [
+        tensor for tensor in tensors_in(result) if torch_private.memory_of(tensor) not in memories
+    ]
     return [*read, *written, *made]
 
 
 def _once(nest: object) -> list[torch.Tensor]:
     """Returns the tensors in a structure, those with the same elements once."""
-    return list({_elements(each): each for each in tensors_in(nest)}.values())
+    return list({_elements(tensor): tensor for tensor in tensors_in(nest)}.values())
 
 
 def _elements(tensor: torch.Tensor) -> Hashable:
@@ -66,14 +68,14 @@ def size_of(tensor: torch.Tensor) -> int:
 def dtype_of(nest: object) -> str:
     """Returns the dtype in which an operator computes: that of its first floating tensor."""
     tensors = tensors_in(nest)
-    floating = (each for each in tensors if each.dtype.is_floating_point)
+    floating = (tensor for tensor in tensors if tensor.dtype.is_floating_point)
     return str(next(floating, tensors[0]).dtype).removeprefix("torch.")
 
 
 def tensors_in(nest: object) -> list[torch.Tensor]:
     """Returns the tensors of a nested structure that have elements."""
     leaves = torch_private.tree_leaves(nest)
-    return [each for each in leaves if isinstance(each, torch.Tensor) and each.numel()]
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.numel()]
 
 
 def _flops(operator: torch_private.Operator, operands: Any, result: Any) -> int:

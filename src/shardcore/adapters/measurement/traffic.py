@@ -74,9 +74,9 @@ class StepTracer:
         self._listen = listen
         self._values = values
         # By the `id` of the parameter, and by the memory of this rank's part of it.
-        self._paths = {id(each): path for path, each in variables.items()}
+        self._paths = {id(variable): path for path, variable in variables.items()}
         self._memories = {
-            torch_private.memory_of(_part(each)): path for path, each in variables.items()
+            torch_private.memory_of(_part(variable)): path for path, variable in variables.items()
         }
         self._running: _Running | None = None
         self._turns: list[tuple[int, str]] = []
@@ -126,7 +126,9 @@ class StepTracer:
     def _reduced(self) -> tuple[str, ...]:
         leaf = torch_private.accumulated()
         parameters = reduction_scope.now() or (() if leaf is None else (leaf,))
-        return tuple(self._paths[id(each)] for each in parameters if id(each) in self._paths)
+        return tuple(
+            self._paths[id(parameter)] for parameter in parameters if id(parameter) in self._paths
+        )
 
     @contextmanager
     def _around(self, operator: object, operands: object) -> Iterator[Callable[[Any], None]]:
@@ -141,13 +143,13 @@ class StepTracer:
     def _note(self, operands: object, result: object) -> None:
         """Notes that `result` is a cast or a view of a variable, whose name it gets."""
         tensors = _tensors(operands)
-        sharded = [each for each in tensors if hasattr(each, "placements")]
-        sources = {self._variable(_part(each)) for each in sharded}
+        sharded = [tensor for tensor in tensors if hasattr(tensor, "placements")]
+        sources = {self._variable(_part(tensor)) for tensor in sharded}
         if len(sources) != 1 or None in sources or len(tensors) > len(sharded):
             return
-        for each in _tensors(result):
-            if hasattr(each, "placements"):
-                self._made_of[_part(each)] = next(iter(sources))
+        for tensor in _tensors(result):
+            if hasattr(tensor, "placements"):
+                self._made_of[_part(tensor)] = next(iter(sources))
 
     def _variable(self, part: torch.Tensor) -> str | None:
         path: str | None = self._made_of.get(part)
@@ -156,7 +158,7 @@ class StepTracer:
 
 def _tensors(structure: object) -> list[torch.Tensor]:
     leaves = torch_private.tree_leaves(structure)
-    return [each for each in leaves if isinstance(each, torch.Tensor)]
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def _part(tensor: torch.Tensor) -> torch.Tensor:

@@ -79,10 +79,10 @@ class OperatorListener(_OfPlainTensors):  # type: ignore[no-untyped-call]
         with self._context:
             if _computes_nothing(operator) or self._is_passed((args, kwargs) if kwargs else args):
                 return operator(*args, **kwargs)
-            found = self._before(operator, args, kwargs)
+            before = self._before(operator, args, kwargs)
             result = operator(*args, **kwargs)
-            if found is not None and self._after is not None and not self._is_passed(result):
-                self._after(operator, args, kwargs, found, result)
+            if before is not None and self._after is not None and not self._is_passed(result):
+                self._after(operator, args, kwargs, before, result)
             return result
 
     def _is_passed(self, nest: object) -> bool:
@@ -193,8 +193,8 @@ class WithoutValues(AbstractContextManager[None]):
 
     def __enter__(self) -> None:
         count_devices()
-        for each in self._modes:
-            self._open.enter_context(each)
+        for mode in self._modes:
+            self._open.enter_context(mode)
 
     def __exit__(self, *_raised: object) -> None:
         self._open.close()

@@ -65,7 +65,7 @@ def _dispatch(
 def _operators() -> tuple[tuple[torch.library.Library, tuple[str, ...]], ...]:
     """Returns the names of all operators, with a library for each namespace."""
     names = defaultdict(list)
-    for each in torch._C._dispatch_get_all_op_names():
-        names[each.partition("::")[0]].append(each)
-    libraries = {each: torch.library.Library(each, "FRAGMENT") for each in names}  # type: ignore[no-untyped-call]
-    return tuple((libraries[each], tuple(names[each])) for each in names)
+    for name in torch._C._dispatch_get_all_op_names():
+        names[name.partition("::")[0]].append(name)
+    libraries = {namespace: torch.library.Library(namespace, "FRAGMENT") for namespace in names}  # type: ignore[no-untyped-call]
+    return tuple((libraries[namespace], tuple(names[namespace])) for namespace in names)

@@ -71,7 +71,7 @@ def _cacheable(examples: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]
     shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes)
     with config.patch(enable_autograd_cache=False):
-        yield [mode.from_tensor(each, static_shapes=True) for each in examples]
+        yield [mode.from_tensor(example, static_shapes=True) for example in examples]
 
 
 def _wrapped(
@@ -140,16 +140,16 @@ def _one_gather_at_a_time() -> Any:
 def _gathers_after_waits(graph: fx.Graph) -> list[tuple[fx.Node, fx.Node]]:
     """Returns the all-gathers of gloo but the first of each group, and the wait before each."""
     last: dict[Any, fx.Node] = {}
-    found = []
+    gathers = []
     for node in graph.nodes:
         if collective_name(node.target) != "all_gather":
             continue
         group = node.args[-1]
         if runs_on_gloo(group, node.meta["val"].device):
             if group in last:
-                found.append((node, _wait_for(last[group])))
+                gathers.append((node, _wait_for(last[group])))
             last[group] = node
-    return found
+    return gathers
 
 
 def _wait_for(gather: fx.Node) -> fx.Node:

@@ -51,7 +51,7 @@ def _pooled(image: torch.Tensor, tile: tuple[int, int]) -> tuple[torch.Tensor, t
     Shapes: (batch, channels, height, width) to (batch, channels, rows, columns), twice.
     """
     largest, place = _largest(image, tile)
-    rows, columns = (torch.arange(each, device=image.device) for each in largest.shape[2:])
+    rows, columns = (torch.arange(size, device=image.device) for size in largest.shape[2:])
     row = rows[:, None] * tile[0] + place // tile[1]
     column = columns * tile[1] + place % tile[1]
     return largest, row * image.shape[3] + column

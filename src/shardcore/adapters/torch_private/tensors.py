@@ -107,7 +107,7 @@ def hooks_of(module: torch.nn.Module) -> list[Any]:
     in a dict, under a name that ends with the kind.
     """
     kept = (hooks for name, hooks in vars(module).items() if name.endswith(_HOOKS))
-    return [each for hooks in kept if isinstance(hooks, dict) for each in hooks.values()]
+    return [hook for hooks in kept if isinstance(hooks, dict) for hook in hooks.values()]
 
 
 def hook_registries() -> list[dict[int, Any]]:

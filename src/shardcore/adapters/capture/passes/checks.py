@@ -47,20 +47,20 @@ def with_checks(trace: Trace, literals: Literals) -> Trace:
         NotCaptured: If it reads more than one number at once.
     """
     varying = varying_memories(trace, literals) if trace.reads else set()
-    reads = [each for each in trace.reads if trace.memory[each.value.number] in varying]
-    if lines := [each.line for each in reads if each.number is None]:
+    reads = [read for read in trace.reads if trace.memory[read.value.number] in varying]
+    if lines := [read.line for read in reads if read.number is None]:
         remedy = _BY_KERAS if _IN_KERAS in lines[0] else _REMEDY
         raise NotCaptured(f"the step reads values on the host: {lines[0]}: {remedy}")
-    found = trace.with_calls(trace.calls)
+    checked = trace.with_calls(trace.calls)
     first: list[Call] = []
     for read in reversed(reads):
-        ahead = _ahead(read, trace.calls[: read.place], found)
+        ahead = _ahead(read, trace.calls[: read.place], checked)
         if ahead is None:
-            found.calls.insert(read.place, _check(read, read.value))
+            checked.calls.insert(read.place, _check(read, read.value))
         else:
             first += ahead
-    found.calls = [*first, *found.calls]
-    return found
+    checked.calls = [*first, *checked.calls]
+    return checked
 
 
 def _check(read: Read, value: Value) -> Call:
@@ -111,7 +111,7 @@ def rollback_of(trace: Trace, kept: Sequence[Any]) -> "Rollback":
     before = trace.calls[:last]
     memories = set[int]().union(*map(trace.writes_of, before))
     inputs = tuple(
-        n for n, each in enumerate(trace.inputs) if trace.memory[each.number] in memories
+        n for n, value in enumerate(trace.inputs) if trace.memory[value.number] in memories
     )
     ours = set(map(id, kept))
     written = tuple(
@@ -119,7 +119,7 @@ def rollback_of(trace: Trace, kept: Sequence[Any]) -> "Rollback":
         for number, tensor in trace.outside.items()
         if trace.memory[number] in memories and id(tensor) in ours
     )
-    if (size := sum(each.nbytes for each in written)) > _MOST_BYTES:
+    if (size := sum(tensor.nbytes for tensor in written)) > _MOST_BYTES:
         line = trace.calls[last].line
         raise NotCaptured(
             f"after it has written {size} bytes it reads values on the host: {line}: read them "
@@ -151,7 +151,7 @@ class Rollback:
             GuardFailed: If a check fails; all is then as before.
         """
         written = [*(inputs[n] for n in self.inputs), *self.written]
-        before = [each.detach().clone() for each in written]
+        before = [tensor.detach().clone() for tensor in written]
         states = generator_states() if self.draws else []
         try:
             yield

@@ -55,15 +55,15 @@ def with_direct_views(trace: Trace) -> Trace:
     """
     below: dict[Value, Value] = {}
 
-    def rewrite(call: Call, found: Trace) -> Call | Value:
-        if call.operator not in _VIEWS or not is_view(call, found):
+    def rewrite(call: Call, new_trace: Trace) -> Call | Value:
+        if call.operator not in _VIEWS or not is_view(call, new_trace):
             return call
         base: Value = below.get(call.args[0], call.args[0])
-        if found.form(call.result) == found.form(base):
+        if new_trace.form(call.result) == new_trace.form(base):
             return base
         below[call.result] = base
         is_direct = base is call.args[0] and call.operator is not _RESHAPE
-        return call if is_direct else _view(base, call, found)
+        return call if is_direct else _view(base, call, new_trace)
 
     return without_dead_code(rewritten(trace, rewrite))
 

@@ -35,13 +35,13 @@ def with_plain_paddings(trace: Trace) -> Trace:
     dense tensor of the same shape.
     """
 
-    def rewrite(call: Call, found: Trace) -> Call:
+    def rewrite(call: Call, new_trace: Trace) -> Call:
         if call.operator not in _PADDING_BACKWARD:
             return call
         gradient, padded, *rest = call.args
-        form = found.form(padded)
-        plain = found.new(Form(form.shape, form.dtype, form.device))
-        found.calls.append(Call(_NEW, (padded, list(form.shape)), {}, plain, line=call.line))
+        form = new_trace.form(padded)
+        plain = new_trace.new(Form(form.shape, form.dtype, form.device))
+        new_trace.calls.append(Call(_NEW, (padded, list(form.shape)), {}, plain, line=call.line))
         return attrs.evolve(call, args=(gradient, plain, *rest))
 
     return rewritten(trace, rewrite)
@@ -82,13 +82,13 @@ def with_factors_apart(trace: Trace) -> Trace:
     which the sum alone would not do: the last bit may be another one.
     """
 
-    def rewrite(call: Call, found: Trace) -> Call:
+    def rewrite(call: Call, new_trace: Trace) -> Call:
         factor = call.kwargs.get("alpha")
         if factor is None or not _must_multiply(call, factor, trace):
             return call
         first, _, *rest = call.args
-        args = (first, _scaled(call, factor, found), *rest)
-        kwargs = {name: each for name, each in call.kwargs.items() if name != "alpha"}
+        args = (first, _scaled(call, factor, new_trace), *rest)
+        kwargs = {name: argument for name, argument in call.kwargs.items() if name != "alpha"}
         return attrs.evolve(call, args=args, kwargs=kwargs)
 
     return rewritten(trace, rewrite)
@@ -154,7 +154,7 @@ def _is_faster(call: Call, trace: Trace) -> bool:
     """
     if call.operator not in (torch.ops.aten.mm.default, torch.ops.aten.bmm.default):
         return False
-    left, right = (trace.form(each) for each in call.args)
+    left, right = (trace.form(operand) for operand in call.args)
     is_matrix = len(left.shape) == 2 or left.shape[0] == 1
     is_large = left.elements * right.shape[-1] >= LARGE
     is_plain = left.device.type == "cpu" and left.dtype is torch.float32

@@ -16,23 +16,23 @@ def literals(first: Trace, second: Trace) -> dict[int, torch.Tensor]:
     Raises:
         NotCaptured: If the values of one differ.
     """
-    found = {}
+    constants = {}
     written = second.overwritten()
     for number, value in second.outside.items():
         before = first.outside[number]
         if is_same(before, value):
             continue
-        kept = second.found.get(number)
+        kept = second.first_values.get(number)
         if kept is None and second.memory[number] not in written:
             # The first of two large tensors in one buffer is overwritten: its values are unknown.
             kept = value if before.data_ptr() != value.data_ptr() else None
-        if kept is None or not are_equal(first.found.get(number, before), kept):
+        if kept is None or not are_equal(first.first_values.get(number, before), kept):
             raise NotCaptured(
                 f"{reader_of(second, number)} reads a tensor that Python creates with other values "
                 "in each step: pass it in the batch, or keep it in a variable"
             )
-        found[number] = kept
-    return found
+        constants[number] = kept
+    return constants
 
 
 def literals_of_other_size(
@@ -52,14 +52,14 @@ def literals_of_other_size(
         number in known or is_same(value, trace.outside[number])
         for number, value in earlier.outside.items()
     )
-    if not is_same_step or not known <= trace.found.keys():
+    if not is_same_step or not known <= trace.first_values.keys():
         raise TracesDiffer("it has other operators than with batches of another size")
-    return {number: trace.found[number] for number in known}
+    return {number: trace.first_values[number] for number in known}
 
 
 def _calls(trace: Trace) -> tuple[Any, ...]:
     """Returns the calls without their numbers, and what the step takes and returns."""
-    calls = [(each.operator, each.operands, each.results, each.writes) for each in trace.calls]
+    calls = [(call.operator, call.operands, call.results, call.writes) for call in trace.calls]
     reads = [read.value for read in trace.reads]
     return (*calls, trace.inputs, reads, trace.outside.keys(), values(trace.outputs))
 

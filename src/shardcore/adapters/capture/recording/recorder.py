@@ -51,7 +51,7 @@ class Recorder:
         self._taken: dict[str, tuple[torch.Tensor, Any]] | None = None
         self._used: set[str] = set()
         self._drawn = generator_states()
-        self.trace.inputs = [self._values.from_outside(each) for each in inputs]
+        self.trace.inputs = [self._values.from_outside(tensor) for tensor in inputs]
 
     def run(self, step: Callable[[], Any]) -> Any:
         """Returns the result of `step`; `trace` has what it did."""
@@ -135,9 +135,9 @@ class Recorder:
             self._taken[repr(result)] = args[0], result
             return
         if torch_private.reads_values(operator, args):
-            for each in filter(torch.is_tensor, torch_private.tree_leaves((args, kwargs))):
+            for tensor in filter(torch.is_tensor, torch_private.tree_leaves((args, kwargs))):
                 number = result if operator is torch_private.ITEM else None
-                self.read(each, str(operator), number)
+                self.read(tensor, str(operator), number)
             if not any(map(torch.is_tensor, torch_private.tree_leaves(result))):
                 return
         if operator in _SETS_STORAGE:

@@ -56,8 +56,8 @@ class RecordedValues:
 
     def value(self, thing: Any) -> Value:
         """Returns the value of a tensor or generator; an unknown one is from outside the step."""
-        if found := self._values.get(id(thing)):  # most are: a call less for each operand
-            return found[1]
+        if recorded := self._values.get(id(thing)):  # most are: a call less for each operand
+            return recorded[1]
         known = self.known(thing)
         if known is None:
             known = self.from_outside(thing)
@@ -68,14 +68,14 @@ class RecordedValues:
                 and not self.trace.refusal
             ):
                 with self.paused(), torch.no_grad():
-                    self.trace.found[known.number] = thing.detach().clone()
+                    self.trace.first_values[known.number] = thing.detach().clone()
         return known
 
     def known(self, thing: Any) -> Value | None:
         """Returns the value of a tensor or generator; None if the trace has none yet."""
-        found = self._values.get(id(thing))
-        if found is not None:
-            return found[1]
+        recorded = self._values.get(id(thing))
+        if recorded is not None:
+            return recorded[1]
         if type(thing) is torch.Generator:
             return self._generators.get(torch_private.identity_of(thing), (None,))[0]
         return None
@@ -90,9 +90,9 @@ class RecordedValues:
             self.trace.reshapes |= self.trace.forms[known.number] != Form.of(leaf)
             self._identities[known.number] = memory
             return known
-        for each in self._met:
-            if memory is not None and self._identities[each.number] == memory:
-                return self._new(leaf, memory, self.trace.memory[each.number])
+        for value in self._met:
+            if memory is not None and self._identities[value.number] == memory:
+                return self._new(leaf, memory, self.trace.memory[value.number])
         return self._new(leaf, memory, self._kept_memories.get(memory))
 
     def from_outside(self, thing: Any) -> Value:
@@ -135,7 +135,7 @@ class RecordedValues:
     def tensor_in(self, memory: int) -> torch.Tensor | None:
         """Returns a tensor of the trace in this memory; None if there is none."""
         met = [reference() for reference, _ in self._values.values()]
-        return next((each for each in met if _has_memory(each, memory)), None)
+        return next((tensor for tensor in met if _has_memory(tensor, memory)), None)
 
 
 @cache

@@ -30,7 +30,7 @@ def compiled(
     logger.info("Inductor compiles a step of %d operators, unless torch has it on disk", size)
     began = time.perf_counter()
     forms = [trace.form(value) for value in trace.inputs]
-    inputs = [torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in forms]
+    inputs = [torch.empty(form.shape, dtype=form.dtype, device=form.device) for form in forms]
     module = graph_of(improved_for_compiler(trace, onednn), literals)
     try:
         generated = torch_private.inductor.compiled(module, [*inputs, *map(_detached, kept)])
@@ -56,8 +56,8 @@ def _collectives(trace: Trace) -> str:
 
     Inductor may reorder them, so it is not known which of them an error is of.
     """
-    found = [f"{each.collective}, {each.line}" for each in trace.calls if each.collective]
-    lines = list(dict.fromkeys(found))
+    texts = [f"{call.collective}, {call.line}" for call in trace.calls if call.collective]
+    lines = list(dict.fromkeys(texts))
     more = f"; or one of {len(lines) - _MOST_LINES} more" if len(lines) > _MOST_LINES else ""
     return "; or ".join(lines[:_MOST_LINES]) + more
 

@@ -116,7 +116,7 @@ def parted(trace: Trace, literals: Set[int]) -> tuple[Trace, Trace]:
 
 
 def _is_for_python(trace: Trace, call: Call) -> bool:
-    forms = [trace.forms[each.number] for each in (*call.operands, *call.results)]
+    forms = [trace.forms[value.number] for value in (*call.operands, *call.results)]
     if None in forms or isinstance(call.operator, FunctionType):  # no form: a generator
         return True
     if torch_private.needs_grad_mode(call.operator):

@@ -74,12 +74,12 @@ def graph_of(trace: Trace, literals: Literals) -> fx.GraphModule:
         return lambda *args, **named: tracer.create_proxy("call_function", operator, args, named)
 
     writer = _Writer(trace, literals, node)
-    operands = [tracer.create_proxy("placeholder", _name(each), (), {}) for each in writer.given]
+    operands = [tracer.create_proxy("placeholder", _name(value), (), {}) for value in writer.given]
     generated = writer.function()
     for name, tensor in writer.tensors.items():
         root.register_buffer(name, tensor)
         writer.names[name] = tracer.create_proxy("get_attr", name, (), {})
-    tracer.graph.output(tuple(each.node for each in generated(*operands)))
+    tracer.graph.output(tuple(proxy.node for proxy in generated(*operands)))
     return fx.GraphModule(root, tracer.graph)
 
 
@@ -137,23 +137,23 @@ class _Writer:
     def _end(self) -> str:
         leaves = torch_private.tree_leaves(self.trace.outputs)
         return (
-            f"return ({''.join(f'{_name(each)}, ' for each in leaves if isinstance(each, Value))})"
+            f"return ({''.join(f'{_name(leaf)}, ' for leaf in leaves if isinstance(leaf, Value))})"
         )
 
     def _ended(self) -> list[list[Value]]:
         """Returns, by call, the values that are dropped after it."""
         there = map(numbered, (*self.trace.kept, *self.literals))
         read = {*values(self.trace.outputs), *self.given, *there}
-        found: list[list[Value]] = []
+        ended: list[list[Value]] = []
         for call in reversed(self.trace.calls):
             used = dict.fromkeys((*call.operands, *call.results))
-            found.append([value for value in used if value not in read])
+            ended.append([value for value in used if value not in read])
             read.update(used)
-        return found[::-1]
+        return ended[::-1]
 
     def _line(self, call: Call, ended: list[Value]) -> str:
-        operands = [self._operand(each) for each in call.args]
-        operands += [f"{name}={self._operand(each)}" for name, each in call.kwargs.items()]
+        operands = [self._operand(arg) for arg in call.args]
+        operands += [f"{name}={self._operand(arg)}" for name, arg in call.kwargs.items()]
         line = f"{self._constant(call.operator, self.bound)}({', '.join(operands)})"
         made = set(call.results) - set(call.operands)
         if made:
@@ -184,5 +184,5 @@ def _name(value: Value) -> str:
 def _target(result: Any, made: set[Value]) -> str:
     """Returns the target of the assignment: the names of new values, in brackets if a list."""
     if isinstance(result, list | tuple):
-        return f"[{', '.join(_target(each, made) for each in result)}]"
+        return f"[{', '.join(_target(nested, made) for nested in result)}]"
     return _name(result) if result in made else "_"

@@ -83,7 +83,7 @@ class RecordedProgram:
 def _copied(tensors: Sequence[torch.Tensor], places: Container[int]) -> list[torch.Tensor]:
     """Returns the tensors, copied in some places."""
     with torch.no_grad():
-        return [each.clone() if n in places else each for n, each in enumerate(tensors)]
+        return [tensor.clone() if n in places else tensor for n, tensor in enumerate(tensors)]
 
 
 class TraceCapture:
@@ -167,7 +167,7 @@ class TraceCapture:
             trace.outputs,
             _shared(better),
             # Without its constants, and copies of small tensors: the program has what it needs.
-            attrs.evolve(trace, found={}, outside=trace.outside | dict.fromkeys(literals)),
+            attrs.evolve(trace, first_values={}, outside=trace.outside | dict.fromkeys(literals)),
             literals,
             tuple(started(better, in_graph=executor.is_replayed)),
             rollback_of(better, kept),
@@ -220,7 +220,9 @@ class TraceCapture:
 def _overwritten(trace: Trace, before: Trace) -> Set[int]:
     """Returns the places of the inputs that a pass has the step overwrite."""
     memories = trace.overwritten() - before.overwritten()
-    return {place for place, each in enumerate(trace.inputs) if trace.memories([each]) <= memories}
+    return {
+        place for place, value in enumerate(trace.inputs) if trace.memories([value]) <= memories
+    }
 
 
 def _shared(trace: Trace) -> Set[int]:
@@ -230,7 +232,9 @@ def _shared(trace: Trace) -> Set[int]:
     """
     kept = map(numbered, (*trace.outside, *trace.kept))
     memories = trace.memories((*trace.inputs[trace.donated :], *kept))
-    return {n for n, each in enumerate(values(trace.outputs)) if trace.memories([each]) & memories}
+    return {
+        n for n, value in enumerate(values(trace.outputs)) if trace.memories([value]) & memories
+    }
 
 
 def started(trace: Trace, *, in_graph: bool = False) -> Iterator[StartedCollective]:
@@ -239,11 +243,13 @@ def started(trace: Trace, *, in_graph: bool = False) -> Iterator[StartedCollecti
     for call in trace.calls:
         if call.collective:
             *operands, group = call.args  # the group's name is another one on other ranks
-            plain = [each for each in operands if isinstance(each, str | int)]
+            plain = [operand for operand in operands if isinstance(operand, str | int)]
             # An all-to-all has a list of sizes: ranks may send more or less.
-            may_differ = any(isinstance(each, list) and not values(each) for each in operands)
+            may_differ = any(
+                isinstance(operand, list) and not values(operand) for operand in operands
+            )
             tensors = list(call.operands)
-            elements = 0 if may_differ else sum(trace.form(each).elements for each in tensors)
+            elements = 0 if may_differ else sum(trace.form(value).elements for value in tensors)
             # Whether it writes where its operand was may differ between ranks.
             name = call.collective
             kind = f"{name} of {len(tensors)}, {plain}{where}"

@@ -41,7 +41,7 @@ def needs_of(trace: Trace) -> list[set[int]]:
     written: dict[int, int] = {}  # by memory, where it was written last
     read: dict[int, set[int]] = {}  # by memory, where it was read since
     drawn: dict[Value | None, int] = {}  # by random generator; by None, torch's own
-    found = []
+    all_needs = []
     for place, call in enumerate(trace.calls):
         needs = {made[value] for value in call.operands if value in made}
         if not is_view(call, trace):
@@ -58,8 +58,8 @@ def needs_of(trace: Trace) -> list[set[int]]:
             drawn[generator] = place
         for value in call.results:
             made.setdefault(value, place)
-        found.append(needs - {place})
-    return found
+        all_needs.append(needs - {place})
+    return all_needs
 
 
 def makers_of(trace: Trace) -> dict[Value, int]:
@@ -77,12 +77,12 @@ def with_needs(
 ) -> list[int]:
     """Returns `places` and the places of all calls that must come before, without `done`."""
     open_ = list(places)
-    found = set(open_)
+    closure = set(open_)
     while open_:
-        new = {each for each in needs[open_.pop()] if each not in done} - found
-        found |= new
+        new = {place for place in needs[open_.pop()] if place not in done} - closure
+        closure |= new
         open_ += new
-    return sorted(found)
+    return sorted(closure)
 
 
 def live_bytes(trace: Trace) -> list[int]:
@@ -110,18 +110,18 @@ def last_uses(trace: Trace, *, sends: bool = False) -> dict[int, int]:
 def _lives(trace: Trace, *, sends: bool = True) -> dict[int, tuple[int, int]]:
     """Returns, by memory, the places of its first and last use, in flight if `sends`."""
     theirs = trace.given() | trace.memories(map(numbered, trace.kept))
-    found: dict[int, tuple[int, int]] = {}
+    lives: dict[int, tuple[int, int]] = {}
     sent: dict[int, set[int]] = {}
     for place, call in enumerate(trace.calls):
         used = trace.reads_of(call) | trace.writes_of(call)
         if call.collective:
             sent |= dict.fromkeys(trace.writes_of(call), trace.reads_of(call))
         if sends and call.is_wait:
-            used |= {memory for each in used for memory in sent.get(each, ())}
-        found |= {memory: (found.get(memory, (place,))[0], place) for memory in used - theirs}
-    for memory in found.keys() & trace.memories(values(trace.outputs)):
-        found[memory] = found[memory][0], len(trace.calls)
-    return found
+            used |= {memory for written in used for memory in sent.get(written, ())}
+        lives |= {memory: (lives.get(memory, (place,))[0], place) for memory in used - theirs}
+    for memory in lives.keys() & trace.memories(values(trace.outputs)):
+        lives[memory] = lives[memory][0], len(trace.calls)
+    return lives
 
 
 def held_bytes(call: Call, trace: Trace) -> int:

@@ -26,5 +26,5 @@ def is_same_call(one: Call, other: Call) -> bool:
 def shown(call: Call) -> str:
     """Returns an operator and its numbers, for messages."""
     leaves = torch_private.tree_leaves((call.args, call.kwargs))
-    plain = [each for each in leaves if isinstance(each, bool | int | float | complex)]
+    plain = [leaf for leaf in leaves if isinstance(leaf, bool | int | float | complex)]
     return f"{call.operator} with {plain}" if plain else str(call.operator)

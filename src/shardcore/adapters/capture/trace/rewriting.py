@@ -29,18 +29,18 @@ def rewritten(trace: Trace, rewrite: Callable[[Call, Trace], Call | Value]) -> T
             that one. It returns the call, or in its place a value that is there already. Where the
             result is another value, the calls that follow read that one.
     """
-    found = trace.with_calls([])
+    new_trace = trace.with_calls([])
     names: dict[Value, Value] = {}
     for call in trace.calls:
-        made = rewrite(renamed_call(call, names), found)
+        made = rewrite(renamed_call(call, names), new_trace)
         if isinstance(made, Call):
-            found.calls.append(made)
+            new_trace.calls.append(made)
         result = made.result if isinstance(made, Call) else made
         if isinstance(call.result, Value) and result != call.result:
             names[call.result] = result
-    found.outputs = renamed(trace.outputs, names)
-    found.share(names)
-    return found
+    new_trace.outputs = renamed(trace.outputs, names)
+    new_trace.share(names)
+    return new_trace
 
 
 def renamed_call(call: Call, names: Mapping[Value, Value]) -> Call:
@@ -61,12 +61,12 @@ def repeated(calls: Iterable[Call], names: dict[Value, Value], trace: Trace) -> 
         names: By values that they read, the values to read instead. Their results are added.
         trace: The step.
     """
-    found = []
+    copies = []
     for call in calls:
         for value in call.results:
             if value not in names:
                 owner = numbered(trace.memory[value.number])
                 memory = None if owner is value else names.get(owner, owner).number
                 names[value] = trace.new(trace.form(value), memory)
-        found.append(renamed_call(call, names))
-    return found
+        copies.append(renamed_call(call, names))
+    return copies

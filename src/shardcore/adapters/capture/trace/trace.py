@@ -168,7 +168,8 @@ class Trace:
         inputs: The values of the batch, in order.
         outside: By number, the tensors and generators that no recorded call made: variables,
             constants.
-        found: By number, copies of the tensors in `outside` at their first use, unless large.
+        first_values: By number, copies of the tensors in `outside` at their first use, but of large
+            ones.
         reads: The values that were read on the host.
         memory: By number, the number of the value that owns the memory. Views share one.
         forms: By number, the form of a value; None for a generator.
@@ -185,7 +186,7 @@ class Trace:
     calls: list[Call] = attrs.field(factory=list)
     inputs: list[Value] = attrs.field(factory=list)
     outside: dict[int, Any] = attrs.field(factory=dict)
-    found: dict[int, torch.Tensor] = attrs.field(factory=dict)
+    first_values: dict[int, torch.Tensor] = attrs.field(factory=dict)
     reads: list[Read] = attrs.field(factory=list)
     memory: list[int] = attrs.field(factory=list)
     forms: list[Form | None] = attrs.field(factory=list)

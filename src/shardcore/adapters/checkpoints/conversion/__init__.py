@@ -57,8 +57,8 @@ def convert(source: Path, target: Path, max_shard_bytes: int | None = None) -> C
             _move(unfinished, target)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-    nbytes = sum(each.nbytes for each in kept)
-    return Converted(str(target), len(kept), nbytes, tuple(each.name for each in left_out))
+    nbytes = sum(variable.nbytes for variable in kept)
+    return Converted(str(target), len(kept), nbytes, tuple(variable.name for variable in left_out))
 
 
 @contextmanager

@@ -19,7 +19,7 @@ def problem(rank: int) -> str:
         >>> problem(0)  # the variable is not set
         ''
     """
-    wrong = [each for each in _named() if not _has_address(each)]
+    wrong = [name for name in _named() if not _has_address(name)]
     if not wrong:
         return ""
     return (
@@ -45,7 +45,7 @@ def unreachable(error: RuntimeError, rank: int) -> str:
 def _named() -> list[str]:
     """Returns the interfaces that torch takes from the variable; it ignores a single character."""
     text = os.environ.get(VARIABLE, "")
-    return [each for each in text.split(",") if each] if len(text) > 1 else []
+    return [name for name in text.split(",") if name] if len(text) > 1 else []
 
 
 def _known() -> str:

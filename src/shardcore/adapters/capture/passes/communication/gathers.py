@@ -17,14 +17,14 @@ def with_memory_for_gathers(trace: Trace) -> Trace:
     here it runs no Python.
     """
 
-    def rewrite(call: Call, found: Trace) -> Call:
+    def rewrite(call: Call, new_trace: Trace) -> Call:
         if call.operator is not collectives.gather():
             return call
-        form = found.form(call.result)
+        form = new_trace.form(call.result)
         if form.device.type != "cpu" or form.dtype.is_complex:
             return call
         kwargs = {"dtype": form.dtype, "device": form.device}
-        found.calls.append(Call(_EMPTY, ([*form.shape],), kwargs, call.result, (), call.line))
+        new_trace.calls.append(Call(_EMPTY, ([*form.shape],), kwargs, call.result, (), call.line))
         into = call.kwargs | {"out": call.result}
         operator = collectives.gather_into()
         return attrs.evolve(call, operator=operator, kwargs=into, writes=(call.result,))

@@ -55,12 +55,12 @@ def with_early_starts(trace: Trace, far: int = FAR) -> Trace:
 
 def _first_readers(trace: Trace) -> dict[int, int]:
     """Returns, by memory, the place of the first call that reads it; a view does not."""
-    found: dict[int, int] = {}
+    readers: dict[int, int] = {}
     for place, call in enumerate(trace.calls):
         if not is_view(call, trace):
             for memory in trace.reads_of(call):
-                found.setdefault(memory, place)
-    return found
+                readers.setdefault(memory, place)
+    return readers
 
 
 def _is_fixed(call: Call, trace: Trace) -> bool:
@@ -99,18 +99,20 @@ def with_late_waits(trace: Trace) -> Trace:
     for place, call in enumerate(trace.calls):
         if not is_view(call, trace):  # a view reads nothing
             ranks = gathering_ranks(call, trace)
-            for each in list(flight):
-                is_next = ranks and flight[each].gathers_over == ranks
-                if each in needs[place] or is_next or call.operator is check:
-                    calls += flight.pop(each).waits
-        for each, started in list(flight.items()):
+            for start in list(flight):
+                is_next = ranks and flight[start].gathers_over == ranks
+                if start in needs[place] or is_next or call.operator is check:
+                    calls += flight.pop(start).waits
+        for start, started in list(flight.items()):
             if sum(other.held for other in flight.values()) <= highest - live[place]:
                 break
             if started.held:
-                calls += flight.pop(each).waits
+                calls += flight.pop(start).waits
         calls.append(call)
         if call.collective:
             waits = [Call(torch_private.wait_for(), (made,), {}, made) for made in call.results]
             ranks = gathering_ranks(call, trace)
             flight[place] = _InFlight(waits, sent_bytes(call, trace), ranks)
-    return trace.with_calls([*calls, *(wait for each in flight.values() for wait in each.waits)])
+    return trace.with_calls(
+        [*calls, *(wait for in_flight in flight.values() for wait in in_flight.waits)]
+    )

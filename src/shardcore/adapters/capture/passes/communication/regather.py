@@ -17,9 +17,9 @@ def with_regathers(trace: Trace) -> Trace:
     The full weight is freed in between, as FSDP's `reshard_after_forward` does. A weight that the
     backward pass reads before another all-gather is kept.
     """
-    found = trace.with_calls([])
+    new_trace = trace.with_calls([])
     makers = makers_of(trace)
-    needs = [{makers[each] for each in call.operands if each in makers} for call in trace.calls]
+    needs = [{makers[value] for value in call.operands if value in makers} for call in trace.calls]
     places = [place for place, call in enumerate(trace.calls) if gathers(call)]
     calls = list(trace.calls)
     again: dict[int, list[Call]] = {}
@@ -29,19 +29,19 @@ def with_regathers(trace: Trace) -> Trace:
         made, last_use, readers = _uses(place, trace)
         if not readers or bisect(places, last_use) == bisect(places, readers[0]):
             continue  # no other weight is all-gathered between the two
-        read = {value for each in readers for value in trace.calls[each].operands} & made
+        read = {value for reader in readers for value in trace.calls[reader].operands} & made
         made_by = with_needs({makers[value] for value in read}, needs)
         if _may_repeat(made_by, readers[0], trace):
             names: dict[Value, Value] = {}
-            for call in repeated((trace.calls[each] for each in made_by), names, found):
+            for call in repeated((trace.calls[maker] for maker in made_by), names, new_trace):
                 again.setdefault(readers[0], []).append(attrs.evolve(call, backward=True))
             for reader in readers:
                 args, kwargs = renamed((calls[reader].args, calls[reader].kwargs), names)
                 calls[reader] = attrs.evolve(calls[reader], args=args, kwargs=kwargs)
-    found.calls = [
-        each for place, call in enumerate(calls) for each in (*again.get(place, ()), call)
+    new_trace.calls = [
+        scheduled for place, call in enumerate(calls) for scheduled in (*again.get(place, ()), call)
     ]
-    return found
+    return new_trace
 
 
 def _uses(gather: int, trace: Trace) -> tuple[set[Value], int, list[int]]:

@@ -85,9 +85,9 @@ def in_buckets(
     sums_at = dict(zip(places, sums or trace.all_reduces, strict=True))
     needs = needs_of(trace)
     buckets = list(_buckets(trace, needs, sums_at, _limits(trace, sums_at, most, small)))
-    found = attrs.evolve(trace.with_calls(trace.calls), kept={})
+    new_trace = attrs.evolve(trace.with_calls(trace.calls), kept={})
     instead: dict[int, list[Call]] = {}
-    kept = None if memories is None else _Kept(found, memories, instead)
+    kept = None if memories is None else _Kept(new_trace, memories, instead)
     for bucket in buckets:
         # Tensors of odd sizes come last, so that the others are aligned in memory.
         calls = sorted(
@@ -95,15 +95,17 @@ def in_buckets(
         )
         if len(calls) > 1:
             forms = [trace.form(call.args[0]) for call in calls]
-            form = Form((sum(each.elements for each in forms),), forms[0].dtype, forms[0].device)
+            form = Form(
+                (sum(part_form.elements for part_form in forms),), forms[0].dtype, forms[0].device
+            )
             joined = (
-                _in_new_memory(calls, form, found) if kept is None else kept.joined(calls, form)
+                _in_new_memory(calls, form, new_trace) if kept is None else kept.joined(calls, form)
             )
             instead |= {place: [] for place in bucket} | {bucket[-1]: joined}
-    found.share({} if kept is None else kept.owners)
+    new_trace.share({} if kept is None else kept.owners)
     order = _order(needs, buckets)
     chunks = (instead.get(place, [trace.calls[place]]) for place in order)
-    return found.with_calls(chain.from_iterable(chunks))
+    return new_trace.with_calls(chain.from_iterable(chunks))
 
 
 def _is_odd(call: Call, trace: Trace) -> bool:
@@ -119,8 +121,8 @@ def _kind(call: Call, trace: Trace) -> Any:
 def _limits(trace: Trace, sums_at: dict[int, RecordedSum], most: int, small: int) -> dict[Any, int]:
     """Returns, by kind, the bytes after which a bucket starts."""
     totals: Counter[Any] = Counter()
-    for place, each in sums_at.items():
-        totals[_kind(trace.calls[place], trace)] += each.bytes
+    for place, recorded_sum in sums_at.items():
+        totals[_kind(trace.calls[place], trace)] += recorded_sum.bytes
     return {
         kind: most if total <= small else math.ceil(total / (math.ceil(total / most) + 1))
         for kind, total in totals.items()
@@ -173,13 +175,13 @@ def _buckets(
             bucket.behind.add(place)
             if bucket.bytes >= limits[kind]:
                 yield buckets.pop(kind).places
-    yield from (each.places for each in buckets.values())
+    yield from (left.places for left in buckets.values())
 
 
 def _is_small(call: Call, trace: Trace) -> bool:
     """Returns whether `call` may come much later: a step that is left at a check did not go far."""
     forms = [trace.forms[value.number] for value in (*call.operands, *call.results)]
-    return call.operator is not check and all(each and each.elements <= SMALL for each in forms)
+    return call.operator is not check and all(form and form.elements <= SMALL for form in forms)
 
 
 def _order(needs: list[set[int]], buckets: list[list[int]]) -> list[int]:
@@ -187,7 +189,7 @@ def _order(needs: list[set[int]], buckets: list[list[int]]) -> list[int]:
     last_of = {place: bucket[-1] for bucket in buckets for place in bucket}
     behind: list[int] = []  # by place, the place at which a call stands, or behind it
     for place, before in enumerate(needs):
-        behind.append(max([place, *(last_of.get(each, behind[each]) for each in before)]))
+        behind.append(max([place, *(last_of.get(earlier, behind[earlier]) for earlier in before)]))
     return sorted(range(len(needs)), key=lambda place: (behind[place], behind[place] > place))
 
 
@@ -196,16 +198,17 @@ def _in_new_memory(calls: list[Call], form: Form, trace: Trace) -> list[Call]:
     first, forms = calls[0], [trace.form(call.result) for call in calls]
     sent, reduced = trace.new(form), trace.new(form)
     parts = [
-        trace.new(Form((each.elements,), form.dtype, form.device), reduced.number) for each in forms
+        trace.new(Form((part_form.elements,), form.dtype, form.device), reduced.number)
+        for part_form in forms
     ]
     trace.share({call.result: reduced for call in calls})  # results are views of the bucket
     return [
         Call(_FLATTEN, ([call.args[0] for call in calls],), {}, sent),
         attrs.evolve(first, args=(sent, *first.args[1:]), result=reduced),
-        Call(_SPLIT, (reduced, [each.elements for each in forms]), {}, parts),
+        Call(_SPLIT, (reduced, [part_form.elements for part_form in forms]), {}, parts),
         *(
-            Call(_VIEW, (part, list(each.shape)), {}, call.result)
-            for part, each, call in zip(parts, forms, calls, strict=True)
+            Call(_VIEW, (part, list(part_form.shape)), {}, call.result)
+            for part, part_form, call in zip(parts, forms, calls, strict=True)
         ),
     ]
 

@@ -107,8 +107,8 @@ class _Update:
             raise DonationError
         if call.operator is _STACK:
             dim = (call.args[1] if len(call.args) > 1 else 0) % len(self.trace.form(value).shape)
-            for place, each in enumerate(call.args[0]):
-                self.match(each, (*part, (dim, place)))
+            for place, stacked in enumerate(call.args[0]):
+                self.match(stacked, (*part, (dim, place)))
             self.joined[value] = part
         elif call.operator is _WHERE and call.args[2] is whole:
             self.written[value] = part
@@ -123,17 +123,17 @@ class _Update:
         """
         trace, memory = self.trace, self.trace.memory[self.input.number]
         made = trace.memories((*self.written, *self.joined))
-        others = [each for each in trace.inputs if each is not self.input]
+        others = [value for value in trace.inputs if value is not self.input]
         if ({memory} | made) & (trace.overwritten() | trace.memories((*outputs, *others))):
             raise DonationError
         places = {self._makers[value]: part for value, part in self.written.items()}
         for place, call in enumerate(trace.calls):
             if is_view(call, trace):
                 continue
-            old = {self.parts.get(each, ()) for each in call.operands if self._is_old(each)}
+            old = {self.parts.get(value, ()) for value in call.operands if self._is_old(value)}
             if place in places:
                 # Its mask and its new values are read while it writes.
-                if any(self._is_old(each) for each in values(call.args[:2])):
+                if any(self._is_old(value) for value in values(call.args[:2])):
                     raise DonationError
                 continue
             earlier = [part for at, part in places.items() if at < place]
@@ -153,7 +153,7 @@ class _Update:
         calls = [call for call in self.trace.calls if is_view(call, self.trace)]
         views = {value for call in calls for value in call.results}
 
-        def rewrite(call: Call, found: Trace) -> Call | Value:
+        def rewrite(call: Call, new_trace: Trace) -> Call | Value:
             if isinstance(call.result, Value) and call.result in self.joined:
                 strided.add(made := self._whole[self.joined[call.result]])
                 return made
@@ -164,11 +164,11 @@ class _Update:
                     call, operator=_WHERE_OUT, kwargs=kwargs, result=made, writes=(made,)
                 )
             if strided.intersection(call.operands):
-                for value, form in _forms(call, found):
+                for value, form in _forms(call, new_trace):
                     if value in views:
-                        found.forms[value.number] = form
+                        new_trace.forms[value.number] = form
                         strided.add(value)
-                    elif found.form(value) != form:
+                    elif new_trace.form(value) != form:
                         raise DonationError
             return call
 
@@ -208,7 +208,7 @@ def _forms(call: Call, trace: Trace) -> Iterator[tuple[Value, Form]]:
     except RuntimeError as error:
         raise DonationError from error
     # Attention on CUDA returns numbers too.
-    tensors = [each for each in torch_private.tree_leaves(made) if isinstance(each, torch.Tensor)]
+    tensors = [leaf for leaf in torch_private.tree_leaves(made) if isinstance(leaf, torch.Tensor)]
     for value, tensor in zip(values(call.result), tensors, strict=True):
         form = trace.form(value)
         yield value, attrs.evolve(form, shape=tuple(tensor.shape), strides=tensor.stride())
