@@ -12,7 +12,7 @@ logger = log_of("operators")
 _SMALL = 1024
 
 
-def tell(operator: object, args: object) -> None:
+def warn_fallback(operator: object, args: object) -> None:
     """Counts a call in the engine of its sharded operands, and warns at the first large one."""
     operands = sharded(args)
     engine, size = operands[0].engine, sum(operand.nbytes for operand in operands)

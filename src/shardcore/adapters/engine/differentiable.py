@@ -112,4 +112,4 @@ def full_tensor(tensor: ShardedTensor, gradient_layout: Layout | None = None) ->
     """
     layout = Layout.replicated(tensor.engine.world.mesh, tensor.ndim)
     value = to_local(redistribute(tensor, layout, tensor.engine), gradient_layout)
-    return redistributed.handed_out(tensor, value)
+    return redistributed.clone_if_cached(tensor, value)

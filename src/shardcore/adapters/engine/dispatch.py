@@ -12,9 +12,9 @@ from shardcore.adapters import torch_private
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.operators import HANDLERS, PLANNERS, foreach, pointwise
 from shardcore.adapters.engine.plans.plan import Plan, with_tensors
-from shardcore.adapters.engine.plans.planning import planned
+from shardcore.adapters.engine.plans.planning import plan_task
 from shardcore.adapters.engine.plans.task import Handler, Operator, Planner, operand
-from shardcore.adapters.engine.redistributed import Redistributed, find
+from shardcore.adapters.engine.redistributed import Redistributed, find_copy
 from shardcore.adapters.engine.tensor import ShardedTensor, is_dense
 from shardcore.adapters.engine.writes import note_view, refresh, run_full, run_full_and_store, write
 from shardcore.domain.errors import StrategyError
@@ -44,7 +44,7 @@ def run(operator: Operator, args: tuple[object, ...], kwargs: dict[str, object])
     key = (route, *_key(args, tensors, engine, route.is_exact))
     if kwargs:
         key = (*key, *kwargs, *_key(kwargs.values(), tensors, engine, route.is_exact))
-    known = [find(tensor) if tensor.memory.redistributed else None for tensor in tensors]
+    known = [find_copy(tensor) if tensor.memory.redistributed else None for tensor in tensors]
     if any(known):
         key = (*key, *((copy.tensor.form, copy.serves) if copy else None for copy in known))
     plan = engine.plans.get(key)
@@ -52,7 +52,7 @@ def run(operator: Operator, args: tuple[object, ...], kwargs: dict[str, object])
         plan = _plan(route.planner, operator, args, kwargs, tensors, known, engine)
         engine.remember(key, plan)
     if not isinstance(plan, Plan):
-        return _handled(plan, operator, *args, **kwargs)
+        return _run_handler(plan, operator, *args, **kwargs)
     results = plan.run(tensors, args, kwargs, known)
     if route.results == "tensor":
         return results[0]
@@ -80,9 +80,9 @@ def _route(operator: Operator) -> _Route | Handler:
         elif is_elementwise:
             planner = pointwise.plan
         elif torch_private.is_composite(operator):
-            handler = _decomposed
+            handler = _run_decomposed
     if planner is None:
-        return partial(_handled, handler)
+        return partial(_run_handler, handler)
     return _Route(planner, not is_elementwise, torch_private.kind_of_results(operator))
 
 
@@ -103,12 +103,12 @@ def _alias(_operator: Operator, tensor: ShardedTensor) -> Any:
     return same
 
 
-def _decomposed(operator: Operator, *args: object, **kwargs: object) -> Any:
+def _run_decomposed(operator: Operator, *args: object, **kwargs: object) -> Any:
     """Runs a composed operator: its parts are dispatched one by one."""
     return operator.decompose(*args, **kwargs)
 
 
-def _handled(handler: Handler, operator: Operator, *args: object, **kwargs: object) -> Any:
+def _run_handler(handler: Handler, operator: Operator, *args: object, **kwargs: object) -> Any:
     engine = _engine(args, kwargs)
     all_dense = True
 
@@ -197,4 +197,4 @@ def _plan(
     task = planner(operator, *of_args, **of_kwargs)
     if task is None:
         return run_full
-    return task if callable(task) else planned(operator, task, engine)
+    return task if callable(task) else plan_task(operator, task, engine)

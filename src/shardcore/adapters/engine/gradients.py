@@ -84,9 +84,9 @@ class Buckets:
         self._sent.append(receive)
 
     def _take_recorded(self, parameter: torch.Tensor) -> "_RecordedSum | None":
-        """Returns the recorded all-reduce of a gradient; None if there is none, or none that fits.
+        """Removes and returns the recorded all-reduce of a gradient; None if none fits.
 
-        The trace is refused if a hook of the user has changed the gradient after it.
+        A trace is refused if a hook of the user has changed the gradient since.
         """
         recorded_sum, recorder = self._recorded.pop(id(parameter), None), recording()
         if recorded_sum is None or recorder is None or recorded_sum.is_of(parameter.grad):
@@ -105,9 +105,10 @@ class Buckets:
 
 @attrs.frozen(eq=False)
 class _RecordedSum:
-    """The all-reduce of one gradient, as a trace has it.
+    """The all-reduce of one gradient in a trace.
 
-    It runs later, in a bucket: one for each would take a recorded step several times as long.
+    The recorded step itself reduces the gradient later, in a bucket: with an all-reduce for each
+    gradient it would take several times as long.
 
     Args:
         gradient: The gradient.
@@ -173,7 +174,7 @@ def _start(gradients: Sequence[object]) -> Callable[[], Sequence[Any]]:
     return wait
 
 
-def bring(parameter: torch.Tensor, layout: Layout, waiting: Buckets) -> None:
+def reduce_gradient(parameter: torch.Tensor, layout: Layout, waiting: Buckets) -> None:
     """Redistributes the gradient of `parameter` into `layout`, by the end of the backward pass."""
     gradient: Any = parameter.grad
     if not isinstance(gradient, ShardedTensor):

@@ -1,4 +1,4 @@
-"""Redistributed copies of tensors, which later uses in the same step find again.
+"""Redistributed copies of tensors: a cache for later uses in the same step.
 
 Activations: the backward pass reads the copy that the forward pass has all-gathered, and a partial
 sum that several operators read is reduced once. Weights: a recurrent layer uses its kernel at each
@@ -33,12 +33,12 @@ class Redistributed:
     stamp: Hashable  # a value that changes when either is written, or the step ends
 
 
-def note(tensor: ShardedTensor, copy: ShardedTensor, serves: bool = False) -> None:
+def note_copy(tensor: ShardedTensor, copy: ShardedTensor, serves: bool = False) -> None:
     """Notes that `found` has the values of `tensor`, unless a copy that shards less is known.
 
-    `UnshardedWeights` holds weights. `serves` says whether products read `found` from now on.
+    `UnshardedWeights` holds weights. `serves` says whether products read `copy` from now on.
     """
-    known = find(tensor)
+    known = find_copy(tensor)
     # A partial tensor would be read as its sum.
     if (
         tensor.form.weight
@@ -49,28 +49,28 @@ def note(tensor: ShardedTensor, copy: ShardedTensor, serves: bool = False) -> No
     memory = tensor.memory
     if memory.redistributed is None:
         memory.redistributed = {}
-    memory.redistributed[_place(tensor)] = Redistributed(
+    memory.redistributed[_view_key(tensor)] = Redistributed(
         copy, serves, tensor.part, _stamp(tensor, copy)
     )
 
 
-def find(tensor: ShardedTensor) -> Redistributed | None:
+def find_copy(tensor: ShardedTensor) -> Redistributed | None:
     """Returns the copy of `tensor` in another layout, None if there is none."""
     known: dict[Hashable, Redistributed] | None = tensor.memory.redistributed
-    copy = known.get(_place(tensor)) if known else None
+    copy = known.get(_view_key(tensor)) if known else None
     return copy if copy and copy.stamp == _stamp(tensor, copy.tensor) else None
 
 
-def handed_out(tensor: ShardedTensor, value: torch.Tensor) -> torch.Tensor:
-    """Returns the full `value` of `tensor` for the user, in memory that no operator reads later.
+def clone_if_cached(tensor: ShardedTensor, value: torch.Tensor) -> torch.Tensor:
+    """Returns the full `value` of `tensor`, cloned if it is the cached copy, for the user.
 
-    NumPy may write into it, and torch does not count that.
+    NumPy may write into it, which torch does not count; a cached copy would then be wrong.
     """
-    return value if find(tensor) is None else value.clone()
+    return value if find_copy(tensor) is None else value.clone()
 
 
-def _place(tensor: ShardedTensor) -> Hashable:
-    """Returns a key that is equal for equal views of a tensor, not for others."""
+def _view_key(tensor: ShardedTensor) -> Hashable:
+    """Returns a key of the elements of `tensor`: equal views have equal keys."""
     part = tensor.part
     return tensor.form, torch_private.memory_of(part), part.storage_offset(), part.stride()
 
@@ -98,20 +98,20 @@ class UnshardedWeights:
 
     def get(self, memory: Memory, part: torch.Tensor, move: Any, engine: Any) -> torch.Tensor:
         """Returns the local shard of a weight after `move`; `part` is its stored shard."""
-        stored = move.as_in_memory(part)
+        stored = move.to_step_order(part)
         at = torch_private.memory_of(part), part.storage_offset()
-        place = (at, tuple(stored.shape), stored.stride(), part.dtype)
+        identity = (at, tuple(stored.shape), stored.stride(), part.dtype)
         writes = (memory.writes, torch_private.version_of(part))
-        key = (id(memory), writes, place, move.target)
+        key = (id(memory), writes, identity, move.target)
         for latest in self._latest.values():
             cached = latest.find(key)
             if cached is not None:
-                held: torch.Tensor = move.as_asked(cached[0])
+                held: torch.Tensor = move.to_form_order(cached[0])
                 return held
         value: torch.Tensor = move.run(part, engine)
         size = size_of(value.nbytes, self.sizes)
         if size is not None:
-            held = move.as_in_memory(value)
+            held = move.to_step_order(value)
             self._latest[size].add(key, (held, (memory, part)), held.nbytes)
         return value
 

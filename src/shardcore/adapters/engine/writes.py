@@ -35,7 +35,7 @@ def write(operator: Operator, target: Any, *others: object, **kwargs: object) ->
         reduce_in_place(target)
     if is_own and torch_private.is_elementwise(operator):
         plain, named = tree_map_only(
-            torch.Tensor, lambda tensor: shard_beside(tensor, target), (others, kwargs)
+            torch.Tensor, lambda tensor: shard_like(tensor, target), (others, kwargs)
         )
         operator(target.part, *plain, **named)
         target.memory.writes += 1
@@ -113,7 +113,7 @@ def replace_memory(target: ShardedTensor, value: torch.Tensor) -> None:
     target.memory = moved.memory if shares else Memory()
 
 
-def shard_beside(value: torch.Tensor, target: ShardedTensor) -> torch.Tensor:
+def shard_like(value: torch.Tensor, target: ShardedTensor) -> torch.Tensor:
     """Returns this rank's shard of `value`, in the layout of `target`, up to broadcasting."""
     if isinstance(value, ShardedTensor) and is_alike(value, target):
         return value.part
@@ -204,7 +204,7 @@ def run_full(operator: Operator, *args: Any, **kwargs: object) -> Any:
     """Runs the operator on full operands; the results are replicated."""
     tensors = fallback.sharded((args, kwargs))
     if not all(tensor.form.is_replicated for tensor in tensors):
-        fallback.tell(operator, tensors)
+        fallback.warn_fallback(operator, tensors)
     plain_args, plain_kwargs = tree_map_only(ShardedTensor, full, (args, kwargs))
     result = operator(*plain_args, **plain_kwargs)
     engine = tensors[0].engine
@@ -230,7 +230,7 @@ def run_full_and_store(operator: Operator, *args: object, **kwargs: object) -> A
     """Runs an operator that writes on full operands, and stores the written ones."""
     tensors = fallback.sharded((args, kwargs))
     engine = tensors[0].engine
-    fallback.tell(operator, tensors)
+    fallback.warn_fallback(operator, tensors)
     written = written_operands(operator, args, kwargs)
     targets: list[Any] = [target for target in written if isinstance(target, ShardedTensor)]
     # A copy of each: a write must reach no other operand.

@@ -34,7 +34,7 @@ class Redistribution:
     stages: tuple[_Stage, ...]
     shape: tuple[int, ...]  # the shape of the local shard after
     fill: int | None  # the neutral value, if this rank is one of those others
-    # If the steps apply to the tensor with its dims in another order, this one.
+    # The order of the dims in the steps; None for that of `form`.
     order: Order | None = None
     # The dims along which the values are equal, and which get sharded: the steps move them once.
     repeats: tuple[int, ...] = ()
@@ -86,7 +86,7 @@ class Redistribution:
         if any(step.kind != "slice" for _, steps in self.stages for step in steps):
             check_thread()
         with redistribution_scope(Move(part, self.form.shape, self.form.layout, self.target)):
-            part = self.as_in_memory(part)
+            part = self.to_step_order(part)
             for dim in self.repeats:
                 part = part.narrow(dim, 0, 1)
             for shape, steps in self.stages:
@@ -96,15 +96,15 @@ class Redistribution:
         if self.repeats:
             once = (1 if dim in self.repeats else size for dim, size in enumerate(self.shape))
             return part.reshape(*once).expand(self.shape)
-        part = self.as_asked(part.reshape(self.shape))
+        part = self.to_form_order(part.reshape(self.shape))
         return part if self.fill is None else torch.full_like(part, self.fill)
 
-    def as_in_memory(self, tensor: torch.Tensor) -> torch.Tensor:
+    def to_step_order(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns `tensor` with its dims in the order of the steps."""
         return tensor if self.order is None else tensor.permute(self.order)
 
-    def as_asked(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns `tensor`, whose dims are in the order of the steps, with its original order."""
+    def to_form_order(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns `tensor`, whose dims are in the order of the steps, with the dims of `form`."""
         if self.order is None:
             return tensor
         return tensor.permute(inverse(self.order))
@@ -126,7 +126,7 @@ def in_layout(tensor: ShardedTensor, layout: Layout, copies: bool = False) -> Sh
     redistribution = Redistribution.to(tensor.form, layout, engine)
     if redistribution is None:
         return tensor
-    known = None if layout.partial else redistributed.find(tensor)
+    known = None if layout.partial else redistributed.find_copy(tensor)
     if known is not None:
         same = in_layout(known.tensor, layout, copies)
         if copies and same is known.tensor:
@@ -137,7 +137,7 @@ def in_layout(tensor: ShardedTensor, layout: Layout, copies: bool = False) -> Sh
     if copies and layout.partial and part.data_ptr() == tensor.part.data_ptr():
         part = part.clone()
     copy = engine.sharded(part, redistribution.target, tensor.form.shape)
-    redistributed.note(tensor, copy)
+    redistributed.note_copy(tensor, copy)
     return copy
 
 

@@ -12,7 +12,7 @@ from shardcore.adapters.engine.writes import (
     is_alike,
     reduce_in_place,
     run_full_and_store,
-    shard_beside,
+    shard_like,
     write_through,
 )
 from shardcore.adapters.torch_private import is_fused, tree_map_only, writes_first, written_operands
@@ -26,10 +26,10 @@ def on_list(operator: Operator, *args: Any, **kwargs: Any) -> Any:
     if operator == torch_private.LIST_NORM:
         return _norms(*args, **kwargs)
     if not writes_first(operator):
-        return _made(operator, args, kwargs)
+        return _run_out_of_place(operator, args, kwargs)
     if any(isinstance(tensor, ShardedTensor) and tensor.copied is not None for tensor in args[0]):
         for at in range(len(args[0])):
-            _write(operator, tuple(_only(at, arg, len(args[0])) for arg in args), kwargs)
+            _write(operator, tuple(_at_index(at, arg, len(args[0])) for arg in args), kwargs)
     else:
         _write(operator, args, kwargs)
     return None
@@ -54,7 +54,9 @@ def _norms(tensors: list[Any], order: float = 2, dtype: torch.dtype | None = Non
     return norms
 
 
-def _made(operator: Operator, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Any]:
+def _run_out_of_place(
+    operator: Operator, args: tuple[object, ...], kwargs: dict[str, object]
+) -> list[Any]:
     """Returns the results of `operator`, each in the layout of one of its operands."""
     lists = [arg for arg in args if isinstance(arg, list | tuple) and arg]
     tensors = [operand for operand in lists if isinstance(operand[0], torch.Tensor)]
@@ -115,8 +117,8 @@ def _are_alike(args: tuple[object, ...]) -> bool:
     )
 
 
-def _only(at: int, operand: object, count: int) -> Any:
-    """Returns, of a list of `count`, a list with the element at `at`."""
+def _at_index(at: int, operand: object, count: int) -> Any:
+    """Returns the list of the one element at `at`, if `operand` is a list of `count` elements."""
     if isinstance(operand, list | tuple) and len(operand) == count:
         return [operand[at]]
     return operand
@@ -126,11 +128,13 @@ def _local_operand(operand: object, targets: list[Any]) -> Any:
     if isinstance(operand, ShardedTensor):
         return full(operand)
     if isinstance(operand, list | tuple) and operand and isinstance(operand[0], torch.Tensor):
-        return [_met(tensor, target) for tensor, target in zip(operand, targets, strict=True)]
+        return [
+            _local_value(tensor, target) for tensor, target in zip(operand, targets, strict=True)
+        ]
     return operand
 
 
-def _met(value: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+def _local_value(value: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     if isinstance(target, ShardedTensor):
-        return target.part if value is target else shard_beside(value, target)
+        return target.part if value is target else shard_like(value, target)
     return full(value) if isinstance(value, ShardedTensor) else value

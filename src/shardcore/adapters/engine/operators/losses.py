@@ -13,11 +13,11 @@ _NONE, _MEAN = 0, 1  # the numbers by which torch names a reduction; any other i
 def _loss(place: int) -> Planner:
     """Returns a planner of a loss; its reduction is at `place` of the arguments."""
 
-    def reduced(operator: Operator, *args: object) -> Any:
-        losses = operator(*_each(args, place))
+    def compute(operator: Operator, *args: object) -> Any:
+        losses = operator(*_unreduced_args(args, place))
         return losses.mean() if _reduction(args, place) == _MEAN else losses.sum()
 
-    return _planner(place, reduced)
+    return _planner(place, compute)
 
 
 def _loss_backward(place: int) -> Planner:
@@ -26,14 +26,14 @@ def _loss_backward(place: int) -> Planner:
     torch divides the gradient of a mean by the number of elements that it sees: those of one rank.
     """
 
-    def of_all(operator: Operator, *args: object) -> torch.Tensor:
-        gradient, inputs, *rest = _each(args, place)
+    def compute(operator: Operator, *args: object) -> torch.Tensor:
+        gradient, inputs, *rest = _unreduced_args(args, place)
         if _reduction(args, place) == _MEAN:
             gradient = gradient / inputs.numel()
         of_inputs: torch.Tensor = operator(gradient.expand(inputs.shape), inputs, *rest)
         return of_inputs
 
-    return _planner(place, of_all)
+    return _planner(place, compute)
 
 
 def _planner(place: int, reduce: Handler) -> Planner:
@@ -50,8 +50,8 @@ def _reduction(args: tuple[Any, ...], place: int) -> int:
     return reduction
 
 
-def _each(args: tuple[object, ...], place: int) -> list[Any]:
-    """Returns the arguments for a value of each element; what is left out is None."""
+def _unreduced_args(args: tuple[object, ...], place: int) -> list[Any]:
+    """Returns the arguments of the loss without a reduction; omitted ones are None."""
     given = [*args, *[None] * (place + 1 - len(args))]
     given[place] = _NONE
     return given

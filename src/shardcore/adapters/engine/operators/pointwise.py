@@ -42,7 +42,7 @@ def plan(operator: Operator, *args: object, **kwargs: object) -> Task | None:
     if not have_common_shape([operand.shape for operand in operands if 0 not in operand.shape]):
         return None  # torch's error names the shapes of full operands
     results = torch_private.number_of_results(operator)
-    sharding = _alike(operands, results)
+    sharding = _common_sharding(operands, results)
     return Task(
         basic.elementwise([operand.shape for operand in operands], results),
         operands,
@@ -100,7 +100,7 @@ def _orders(
 _ORDERS = {torch.channels_last: (0, 2, 3, 1), torch.channels_last_3d: (0, 2, 3, 4, 1)}
 
 
-def _alike(operands: Sequence[Operand], results: int) -> Sharding | None:
+def _common_sharding(operands: Sequence[Operand], results: int) -> Sharding | None:
     """Returns the common layout of all operands but numbers, which the results get."""
     sized = [operand for operand in operands if operand.ndim or not operand.form.is_replicated]
     if not sized:
@@ -114,7 +114,7 @@ def _alike(operands: Sequence[Operand], results: int) -> Sharding | None:
     return Sharding.of(given, [layout.reduced] * results, shape)
 
 
-def _converted(
+def _convert(
     operator: Operator, tensor: Operand, dtype: torch.dtype | None = None, **kwargs: object
 ) -> Task | None:
     """Plans `tensor.to(dtype)`: a partial tensor stays partial if no precision is lost."""
@@ -159,7 +159,7 @@ def _new(operator: Operator, tensor: ShardedTensor, *numbers: object, **kwargs: 
 
 
 PLANNERS: dict[Any, Planner] = {
-    torch_private.TO_COPY: _converted,
+    torch_private.TO_COPY: _convert,
     **by_operator({"zeros_like ones_like empty_like full_like": _like}),
 }
 HANDLERS: dict[Any, Handler] = by_operator(

@@ -14,7 +14,7 @@ from shardcore.domain.planner.choice import shard_as
 from shardcore.domain.rules import layers
 
 # What the layers make for their gradient: all weights in one tensor, and states of the steps.
-_KEPT = ("weight_buf", "reserve")
+_SAVED_FOR_GRADIENT = ("weight_buf", "reserve")
 _GRADIENTS = ("grad_output", "grad_hy", "grad_cy")
 # The dims of output and gradient of the input in memory: cuDNN computes step by step.
 _BY_STEPS = (1, 0, 2)
@@ -44,14 +44,14 @@ def _backward(operator: Operator, *args: object, **kwargs: object) -> Task | Non
     if call is None:
         return None
     weights, first = call["weight"], call["batch_first"]
-    named = _named(call, ("input", "hx", "cx", "output", *_GRADIENTS, *_KEPT))
+    named = _named(call, ("input", "hx", "cx", "output", *_GRADIENTS, *_SAVED_FOR_GRADIENT))
     operands = [*named.values(), *weights]
     rule = layers.recurrent_backward(
         first,
         tuple(weight.ndim for weight in weights),
         "cx" in named,
         tuple(name in named for name in _GRADIENTS),
-        sum(name in named for name in _KEPT),
+        sum(name in named for name in _SAVED_FOR_GRADIENT),
     )
 
     def compute(parts: Parts) -> Sequence[Any]:

@@ -75,7 +75,7 @@ class Plan:
         `known` has the redistributed copy of each tensor of the call, if there is one.
         """
         if self._falls_back:
-            fallback.tell(self.operator, [tensors[number] for number in self._numbers])
+            fallback.warn_fallback(self.operator, [tensors[number] for number in self._numbers])
         if self._stays:
             parts = [tensors[number].part for number in self._numbers]
         else:
@@ -84,7 +84,9 @@ class Plan:
                 copy = known[number] if uses_copy else None
                 tensor = copy.tensor if copy else tensors[number]
                 parts.append(
-                    tensor.part if move is None else moved(tensor, move, self.sharding.replicates)
+                    tensor.part
+                    if move is None
+                    else redistribute_operand(tensor, move, self.sharding.replicates)
                 )
         compute = self.task.compute
         outputs = compute(parts) if compute else self._call(parts, args, kwargs)
@@ -128,7 +130,7 @@ class Plan:
                 assert self.task.compute is not None
                 take = partial(_one_of, self.task.compute, number)
                 note_view(tensor, operand, take, is_copy=is_copy)
-            # A moved operand could not be sharded in its layout; nor can its copy.
+            # A redistributed operand could not be sharded in its layout; nor can its copy.
             if known and self._stays:
                 self._note_view(tensor, number, known)
             results.append(tensor)
@@ -146,7 +148,7 @@ class Plan:
         assert part is not None
         layout = sharding.results[number]
         same = self.engine.wrap(part, self.engine.evolved(view.form, layout=layout), other.memory)
-        redistributed.note(view, same, known.serves)
+        redistributed.note_copy(view, same, known.serves)
 
     def _first_results(self, outputs: Sequence[Any]) -> tuple[_Result | None, ...]:
         strides = self._strides_of_views() if self._is_view else None
@@ -199,10 +201,12 @@ def with_tensors(argument: object, others: Iterator[object]) -> Any:
     return argument
 
 
-def moved(tensor: ShardedTensor, move: Redistribution, serves: bool = False) -> torch.Tensor:
+def redistribute_operand(
+    tensor: ShardedTensor, move: Redistribution, serves: bool = False
+) -> torch.Tensor:
     """Returns the local shard of `tensor` after `move`; a weight may come from the cache.
 
-    `serves` says whether products read the moved tensor from now on.
+    `serves` says whether products read the redistributed copy from now on.
     """
     engine: Engine = tensor.engine
     part: torch.Tensor = tensor.part
@@ -212,7 +216,7 @@ def moved(tensor: ShardedTensor, move: Redistribution, serves: bool = False) -> 
     # A move that ignores pending reductions leaves them to the result.
     if move.form is tensor.form and not move.target.partial:
         same = engine.wrap(shard, engine.evolved(tensor.form, layout=move.target))
-        redistributed.note(tensor, same, serves)
+        redistributed.note_copy(tensor, same, serves)
     return shard
 
 

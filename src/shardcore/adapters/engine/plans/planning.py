@@ -24,7 +24,7 @@ from shardcore.domain.planner.pending import are_free, pending_in_results
 from shardcore.domain.rules.rule import OperatorRule
 
 
-def planned(operator: Operator, task: Task, engine: Engine) -> Plan:
+def plan_task(operator: Operator, task: Task, engine: Engine) -> Plan:
     """Returns the plan of an operator by its rule, with the cheapest sharding."""
     forms = _forms(task)
     layouts = [form.layout for form in forms]
@@ -79,7 +79,7 @@ def run_rule(
     engine: Engine = next(tensor.engine for tensor in tensors if isinstance(tensor, ShardedTensor))
     sharded = [engine.as_sharded(tensor) for tensor in tensors]
     operands = [Operand(tensor.form, number) for number, tensor in enumerate(sharded)]
-    return planned(operator, Task(rule, operands, compute, result_shapes), engine).run(sharded)
+    return plan_task(operator, Task(rule, operands, compute, result_shapes), engine).run(sharded)
 
 
 def _forms(task: Task) -> list[Form]:

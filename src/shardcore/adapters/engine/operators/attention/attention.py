@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from shardcore.adapters.engine.engine import Engine
-from shardcore.adapters.engine.moves.passing import Passing
+from shardcore.adapters.engine.moves.ring_exchange import RingExchange
 from shardcore.adapters.engine.operators.attention.call import AttentionCall
 from shardcore.adapters.engine.operators.attention.ring import RingAttention
 from shardcore.adapters.engine.plans.task import (
@@ -83,9 +83,9 @@ def _task(
     operands: Sequence[Operand],
     orders: Sequence[Order | None],
     compute: Compute,
-    around: Callable[[RingAttention], Compute],
+    in_ring: Callable[[RingAttention], Compute],
 ) -> Task:
-    """Returns the task of `call` by its rule; in a ring it runs `around`, else `compute`."""
+    """Returns the task of `call` by its rule; in a ring it runs `in_ring`, else `compute`."""
     ring = _ring(call)
     if ring is None:
         return Task(rule.without(_LENGTHS), operands, compute, orders=orders)
@@ -93,8 +93,8 @@ def _task(
     def over(engine: Engine, sharding: Sharding) -> Compute:
         _, key, _ = call.inputs
         layout = sharding.operands[operands.index(key)]
-        passing = Passing(engine, ring.axis, key.form, layout, _LENGTH - key.ndim)
-        return around(RingAttention(call, passing, striped=layout.segments[_LENGTH] > 1))
+        exchange = RingExchange(engine, ring.axis, key.form, layout, _LENGTH - key.ndim)
+        return in_ring(RingAttention(call, exchange, striped=layout.segments[_LENGTH] > 1))
 
     return Task(rule, operands, orders=orders, ring=ring, over=over)
 

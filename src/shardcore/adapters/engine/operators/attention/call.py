@@ -59,7 +59,7 @@ class AttentionCall:
 
     @property
     def causal(self) -> bool:
-        """Whether a query meets only keys up to its own place."""
+        """Whether a query attends only to keys up to its own position."""
         return bool(self.arguments["is_causal"])
 
     @property
@@ -78,7 +78,7 @@ class AttentionCall:
         """The mask, which is added to the scores; None without one."""
         return self.arguments.get(self.mask_name)
 
-    def meets_no_key(self, mask: torch.Tensor) -> torch.Tensor:
+    def attends_to_no_key(self, mask: torch.Tensor) -> torch.Tensor:
         """Returns for each row of `mask` whether the operator attends to no key: its sum is 0 then.
 
         Where all keys have another large negative number, it attends to all of them alike.

@@ -102,18 +102,20 @@ def _select(operator: Operator, tensor: Operand, dim: int, index: int) -> Task |
     layout, dim = tensor.form.layout, dim % tensor.ndim
     in_one_piece = layout.segments[dim] == 1 and tensor.dtype is not torch.bool
     if tensor.is_sharded(dim) and in_one_piece:
-        return _of_its_rank
-    return one_result(_less(tensor, dim), tensor, lambda part: operator(part, dim, index))
+        return _select_on_owner
+    return one_result(
+        _rule_without_dim(tensor, dim), tensor, lambda part: operator(part, dim, index)
+    )
 
 
-def _less(tensor: Operand, dim: int, results: int = 1) -> OperatorRule:
-    """Returns the rule of slices, which have all dims of `tensor` but `dim`."""
+def _rule_without_dim(tensor: Operand, dim: int, results: int = 1) -> OperatorRule:
+    """Returns the rule for results that have all dims of `tensor` but `dim`."""
     dims = [other for other in range(tensor.ndim) if other != dim]
     return movement.permute(tensor.ndim, dims, results)
 
 
-def _of_its_rank(operator: Operator, tensor: ShardedTensor, dim: int, index: int) -> Any:
-    """Returns the slice from its rank and zeros from the others: a partial sum, not yet sent."""
+def _select_on_owner(operator: Operator, tensor: ShardedTensor, dim: int, index: int) -> Any:
+    """Returns a partial sum: the rank that owns the index has its slice, the others have zeros."""
     engine, layout, shape = tensor.engine, tensor.form.layout, list(tensor.shape)
     dim %= tensor.ndim
     of_dim = with_dims(layout.reduced, [dim])
@@ -147,7 +149,7 @@ def _select_backward(
     return one_result(rule, gradient, call)
 
 
-def _concatenated(operator: Operator, tensors: list[Operand], dim: int = 0) -> Task:
+def _concatenate(operator: Operator, tensors: list[Operand], dim: int = 0) -> Task:
     """Plans `cat` and `stack`; if all operands are partial sums, so is the result."""
     new = operator is aten.stack.default
     if not new:  # torch joins empty tensors of one dim to any tensor
@@ -163,7 +165,7 @@ def _concatenated(operator: Operator, tensors: list[Operand], dim: int = 0) -> T
     return Task(rule, tensors, lambda parts: (operator(list(parts), dim),), adds=adds)
 
 
-def _pieces(_operator: Operator, tensor: Operand, sizes: int | list[int], dim: int = 0) -> Task:
+def _cut(_operator: Operator, tensor: Operand, sizes: int | list[int], dim: int = 0) -> Task:
     """Plans `split(tensor, sizes)`, with a list of sizes or one size for all."""
     dim %= tensor.ndim
     length = tensor.shape[dim]
@@ -185,7 +187,7 @@ def _repeat(_operator: Operator, tensor: Operand, repeats: Sequence[int]) -> Tas
 
 def _unbind(operator: Operator, tensor: Operand, dim: int = 0) -> Task:
     dim %= tensor.ndim
-    rule = _less(tensor, dim, tensor.shape[dim])
+    rule = _rule_without_dim(tensor, dim, tensor.shape[dim])
     return several_results(rule, tensor, lambda part: operator(part, dim))
 
 
@@ -195,9 +197,9 @@ PLANNERS: dict[Any, Planner] = by_operator(
         "slice_backward": _slice_backward,
         "select.int": _select,
         "select_backward": _select_backward,
-        "split.Tensor split_with_sizes": _pieces,
+        "split.Tensor split_with_sizes": _cut,
         "unbind.int": _unbind,
         "repeat": _repeat,
-        "cat stack": _concatenated,
+        "cat stack": _concatenate,
     }
 )

@@ -69,7 +69,7 @@ def _squeeze(_operator: Operator, tensor: Operand, *dims: int | list[int]) -> Ta
     return one_result(rule, tensor, call)
 
 
-def _expanded(operator: Operator, tensor: Operand, sizes: Sequence[int], **kwargs: object) -> Task:
+def _expand(operator: Operator, tensor: Operand, sizes: Sequence[int], **kwargs: object) -> Task:
     """Plans `expand`; a partial tensor is reduced first, while it is smaller."""
     dims = movement.expanded(tensor.shape, sizes)
     local = [-1 if dim is not None else size for dim, size in zip(dims, sizes, strict=True)]
@@ -83,7 +83,7 @@ def _expanded(operator: Operator, tensor: Operand, sizes: Sequence[int], **kwarg
     )
 
 
-def _reshaped(_operator: Operator, tensor: Operand, sizes: Sequence[int]) -> Task:
+def _reshape(_operator: Operator, tensor: Operand, sizes: Sequence[int]) -> Task:
     """Plans a reshape; it copies if the local shard allows no view."""
     rest = max(prod(size for size in sizes if size != -1), 1)
     target = tuple(tensor.numel() // rest if size == -1 else size for size in sizes)
@@ -155,23 +155,23 @@ def _unfold_backward(
     return one_result(movement.permute(gradient.ndim, dims), gradient, call)
 
 
-def _flipped(_operator: Operator, tensor: Operand, dims: Sequence[int]) -> Task:
+def _flip(_operator: Operator, tensor: Operand, dims: Sequence[int]) -> Task:
     rule = basic.along(tensor.ndim, frozenset(dim % tensor.ndim for dim in dims))
     return Task(rule, [tensor], linear_in=(0,), of_weights=True)
 
 
 PLANNERS: dict[Any, Planner] = {
-    torch_private.UNSAFE_VIEW: _reshaped,
+    torch_private.UNSAFE_VIEW: _reshape,
     **by_operator(
         {
-            "view reshape": _reshaped,
+            "view reshape": _reshape,
             "permute transpose.int t unsqueeze": _permute,
             "squeeze squeeze.dim squeeze.dims": _squeeze,
             "as_strided": _as_strided,
-            "expand": _expanded,
+            "expand": _expand,
             "unfold": _unfold,
             "unfold_backward": _unfold_backward,
-            "flip": _flipped,
+            "flip": _flip,
         }
     ),
 }
