@@ -9,7 +9,7 @@ from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.passes import improved_for_compiler
+from shardcore.adapters.capture.passes import run_passes_for_compiler
 from shardcore.adapters.capture.passes.communication.overlap import with_late_waits
 from shardcore.adapters.capture.passes.inductor import with_reshapes
 from shardcore.adapters.capture.recording.recorder import Recorder
@@ -178,7 +178,7 @@ def test_operators_that_inductor_miscompiles_are_rewritten_and_compiled(which):
     def program(rank):
         recorder = Recorder(operands)
         expected = recorder.run(lambda: step(*operands))
-        trace = improved_for_compiler(recorder.trace, torch_private.OneDnn())
+        trace = run_passes_for_compiler(recorder.trace, torch_private.OneDnn())
         run = inductor.compiled(graph_of(trace, {}), operands)
         torch.testing.assert_close(run(*operands)[0], expected)
 

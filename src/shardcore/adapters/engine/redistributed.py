@@ -34,9 +34,9 @@ class Redistributed:
 
 
 def note_copy(tensor: ShardedTensor, copy: ShardedTensor, serves: bool = False) -> None:
-    """Notes that `found` has the values of `tensor`, unless a copy that shards less is known.
+    """Caches `copy`, which has the values of `tensor`, unless a copy that shards less is cached.
 
-    `UnshardedWeights` holds weights. `serves` says whether products read `copy` from now on.
+    `UnshardedWeights` caches weights. `serves` says whether products read `copy` from now on.
     """
     known = find_copy(tensor)
     # A partial tensor would be read as its sum.

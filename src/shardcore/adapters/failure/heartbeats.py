@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from attrs import asdict, frozen
 
 from shardcore.adapters.failure import store_host
-from shardcore.adapters.failure.place import Here
+from shardcore.adapters.failure.main_thread import ThreadState
 from shardcore.adapters.job import exchange, process_group
 from shardcore.adapters.job.signed_store import SignedStore
 from shardcore.domain.errors import RankMismatchError, ShardcoreError
@@ -32,9 +32,9 @@ _IN_VAIN = ("timed out", "closed by peer", "reset by peer", "broken pipe")
 _T = TypeVar("_T")
 
 
-def send(store: SignedStore, number: int, here: Here) -> None:
+def send(store: SignedStore, number: int, state: ThreadState) -> None:
     """Sends a heartbeat of this rank."""
-    beat = Heartbeat(number, here.waits, here.line)
+    beat = Heartbeat(number, state.waits, state.line)
     store.set(f"heartbeat/{process_group.rank()}", json.dumps(asdict(beat)).encode())
 
 
@@ -59,14 +59,14 @@ def look(
     return Seen(before, after, ended)
 
 
-def look_in_time(connect: Callable[[], SignedStore], ranks: Sequence[int]) -> Seen | None:
-    """Looks likewise; returns None if the store that `connect` returns does not answer."""
+def look_with_timeout(connect: Callable[[], SignedStore], ranks: Sequence[int]) -> Seen | None:
+    """Looks likewise; returns None if the store of `connect` does not answer in time."""
     return within(_STORE_SECONDS, lambda: look(connect(), ranks))
 
 
-def awaited(connect: Callable[[], SignedStore]) -> str:
-    """Returns for whom the others wait, also if the store that `connect` returns is silent."""
-    seen = look_in_time(connect, others())
+def describe_awaited(connect: Callable[[], SignedStore]) -> str:
+    """Describes for whom the ranks wait, also if the store of `connect` does not answer."""
+    seen = look_with_timeout(connect, others())
     return f"{store_host.described()} which does not answer" if seen is None else seen.late()
 
 
@@ -82,7 +82,7 @@ def timed_out(error: Exception, collective: str) -> RankMismatchError | None:
         return None
     return RankMismatchError(
         f"Rank {process_group.rank()} waited {process_group.seconds(None):.0f} seconds in "
-        f"{collective} for {awaited(exchange.store_for_thread)}. "
+        f"{collective} for {describe_awaited(exchange.store_for_thread)}. "
         f"If it computes for so long, set {process_group.TIMEOUT_VARIABLE} to more seconds."
     )
 
@@ -92,7 +92,7 @@ def waited_in_graph() -> RankMismatchError:
 
     Ranks that wait for a GPU are in no collective of torch, so it is not known who is late.
     """
-    seen = look_in_time(exchange.store_for_thread, others())
+    seen = look_with_timeout(exchange.store_for_thread, others())
     places = seen.places() if seen else f"{store_host.described()} does not answer"
     return RankMismatchError(
         f"Rank {process_group.rank()} waited {process_group.seconds(None):.0f} seconds in a CUDA "
@@ -140,17 +140,17 @@ def within(seconds: float, call: Callable[[], _T]) -> _T | None:
         >>> within(1.0, lambda: 3), within(0.01, lambda: time.sleep(0.1))
         (3, None)
     """
-    return Asked.of(call).answer(seconds)
+    return Request.of(call).answer(seconds)
 
 
 @frozen
-class Asked(Generic[_T]):
+class Request(Generic[_T]):
     """A call on another thread, which may never return."""
 
-    _found: "SimpleQueue[_T | None]"
+    _answer: "SimpleQueue[_T | None]"
 
     @classmethod
-    def of(cls, call: Callable[[], _T]) -> "Asked[_T]":
+    def of(cls, call: Callable[[], _T]) -> "Request[_T]":
         """Starts the call."""
         answer: SimpleQueue[_T | None] = SimpleQueue()
 
@@ -166,7 +166,7 @@ class Asked(Generic[_T]):
     def answer(self, seconds: float) -> _T | None:
         """Returns what the call returns; None if it fails, or has not returned after `seconds`."""
         try:
-            return self._found.get(timeout=seconds)
+            return self._answer.get(timeout=seconds)
         except Empty:
             return None
 

@@ -25,7 +25,7 @@ class Neighbours:
     def meet(cls, rank: int) -> tuple["Neighbours", str]:
         """Returns the neighbours, and a new name that all ranks get. All ranks call it together.
 
-        Ranks of a host bring equal values, but for rank 0: a rank reads one for each host. The
+        Ranks of a host send equal values, but for rank 0: a rank reads one for each host. The
         ranks on the host of the store are noted.
         """
         own, shared = HostProcess.own(), exchange.store()

@@ -175,7 +175,7 @@ def _join(job: Job, timeout: float, init_method: str) -> None:
     if problem:
         limit = min(limit, start_problem.TELL_LIMIT)
     try:
-        store = _met(job, limit, init_method)
+        store = _rendezvous(job, limit, init_method)
         problem = start_problem.shared(problem, store, job, limit)
         if not problem:
             dist.init_process_group(
@@ -197,7 +197,7 @@ def _join(job: Job, timeout: float, init_method: str) -> None:
     raise EnvironmentProblem(problem)
 
 
-def _met(job: Job, limit: timedelta, init_method: str) -> "Store":
+def _rendezvous(job: Job, limit: timedelta, init_method: str) -> "Store":
     """Returns the store of this start of the job.
 
     torch 2.13 waits for ever for a program that took the port, accepts and does not answer. So
@@ -211,7 +211,7 @@ def _met(job: Job, limit: timedelta, init_method: str) -> "Store":
 
     answer: SimpleQueue[Store | Exception] = SimpleQueue()
 
-    def meet() -> None:
+    def connect() -> None:
         try:
             store = own_store.opened(job, limit) if init_method == _meeting(job) else None
             if store is None:
@@ -220,7 +220,7 @@ def _met(job: Job, limit: timedelta, init_method: str) -> "Store":
         except Exception as error:  # noqa: BLE001 - raised again on the main thread
             answer.put(error)
 
-    threading.Thread(target=meet, name="shardcore-rendezvous", daemon=True).start()
+    threading.Thread(target=connect, name="shardcore-rendezvous", daemon=True).start()
     try:
         store = answer.get(timeout=limit.total_seconds() + _ANSWER_SECONDS)
     except Empty:

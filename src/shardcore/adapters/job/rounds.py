@@ -1,4 +1,4 @@
-"""Rounds of the exchange: each rank brings a value, one rank joins them, all read the result.
+"""Rounds of the exchange: each rank publishes a value, one joins them, all read the result.
 
 Requests of a rank do not depend on the number of ranks, but for those of the rank that joins the
 values. The result of equal values has the size of one.
@@ -28,10 +28,10 @@ class Round:
         >>> from torch.distributed import HashStore
         >>> shared = SignedStore(HashStore(), b"drawn by rank 0")
         >>> first, second = (Round.following(rank, 2, shared) for rank in range(2))
-        >>> first.bring(b"layout A")
+        >>> first.publish(b"layout A")
         >>> first.is_complete(), list(first.missing())
         (False, [1])
-        >>> second.bring(b"layout B")
+        >>> second.publish(b"layout B")
         >>> first.is_complete(), first.values()
         (True, [b'layout A', b'layout B'])
     """
@@ -46,8 +46,8 @@ class Round:
         """Returns the round after the last one of this rank."""
         return cls(shared.store.add(f"count/{rank}", 1), rank, ranks, shared)
 
-    def bring(self, value: bytes) -> None:
-        """Brings the value of this rank. The last rank that comes joins all."""
+    def publish(self, value: bytes) -> None:
+        """Publishes the value of this rank. The last rank that comes joins all."""
         self.shared.set(self._key(self.rank), value)
         if self.shared.store.add(self._count, 1) >= self.ranks:
             self.join()

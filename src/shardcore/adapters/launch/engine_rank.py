@@ -16,10 +16,10 @@ def follow_cells(processes: TorchProcesses) -> None:
     from IPython import get_ipython
 
     def tell(result: Any) -> None:
-        processes.tell_cell_error(result.error_in_exec or result.error_before_exec)
+        processes.report_cell_error(result.error_in_exec or result.error_before_exec)
 
     shell = get_ipython()
-    shell.events.register("pre_execute", lambda: processes.tell_cell_error(None))
+    shell.events.register("pre_execute", lambda: processes.report_cell_error(None))
     shell.events.register("post_run_cell", tell)
 
 

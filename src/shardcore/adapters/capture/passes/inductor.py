@@ -6,7 +6,7 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.trace.rewriting import rewritten
+from shardcore.adapters.capture.trace.rewriting import rewrite_calls
 from shardcore.adapters.capture.trace.trace import Call, Form, Number, Trace, values
 
 
@@ -44,7 +44,7 @@ def with_plain_paddings(trace: Trace) -> Trace:
         new_trace.calls.append(Call(_NEW, (padded, list(form.shape)), {}, plain, line=call.line))
         return attrs.evolve(call, args=(gradient, plain, *rest))
 
-    return rewritten(trace, rewrite)
+    return rewrite_calls(trace, rewrite)
 
 
 _NEW: Any = torch.ops.aten.new_empty.default
@@ -64,10 +64,10 @@ def with_reshapes(trace: Trace) -> Trace:
     """
     waits = (call for call in trace.calls if call.is_wait)
     waited_for = {memory for call in waits for memory in trace.reads_of(call)}
-    kept = trace.overwritten() | waited_for
+    stay_viewed = trace.overwritten() | waited_for
     return trace.with_calls(
         attrs.evolve(call, operator=torch.ops.aten.reshape.default)
-        if call.operator is torch.ops.aten.view.default and not trace.reads_of(call) & kept
+        if call.operator is torch.ops.aten.view.default and not trace.reads_of(call) & stay_viewed
         else call
         for call in trace.calls
     )
@@ -91,7 +91,7 @@ def with_factors_apart(trace: Trace) -> Trace:
         kwargs = {name: argument for name, argument in call.kwargs.items() if name != "alpha"}
         return attrs.evolve(call, args=args, kwargs=kwargs)
 
-    return rewritten(trace, rewrite)
+    return rewrite_calls(trace, rewrite)
 
 
 def _must_multiply(call: Call, factor: Any, trace: Trace) -> bool:

@@ -105,7 +105,7 @@ def _effects(trace: Trace) -> Iterator[Hashable]:
 
 def _is_ordered(trace: Trace) -> bool:
     """Returns whether each value exists before a call reads it."""
-    known = {*(value.number for value in trace.inputs), *trace.outside, *trace.kept}
+    known = {*(value.number for value in trace.inputs), *trace.outside, *trace.scratch}
     for call in trace.calls:
         if not known.issuperset(value.number for value in call.operands):
             return False

@@ -11,9 +11,9 @@ import attrs
 import torch
 
 from shardcore.adapters.capture.recording.constants import are_equal, is_same, reader_of
-from shardcore.adapters.capture.recording.places import place
 from shardcore.adapters.capture.recording.recorder import Recorder
-from shardcore.adapters.capture.trace.comparison import is_same_call, shown
+from shardcore.adapters.capture.recording.source_line import source_line
+from shardcore.adapters.capture.trace.comparison import describe, is_same_call
 from shardcore.adapters.capture.trace.trace import Call, Read, Trace
 from shardcore.domain.errors import AuditError
 
@@ -55,8 +55,8 @@ class Auditor(Recorder):
             if calls and is_same_call(calls[0], call)
         ]
         if self._sources and not fitting:
-            before = shown(expected[0][0]) if expected[0] else "the end of the step"
-            raise AuditError(_audit_message(f"it ran {shown(call)} at {call.line}", before))
+            before = describe(expected[0][0]) if expected[0] else "the end of the step"
+            raise AuditError(_audit_message(f"it ran {describe(call)} at {call.line}", before))
         self._sources = fitting
         self._count += 1
 
@@ -84,7 +84,7 @@ class Auditor(Recorder):
         if not ended:
             call = self._sources[0].trace.calls[self._count]
             raise AuditError(
-                _audit_message(f"it ended at {place()}", f"{shown(call)} at {call.line}")
+                _audit_message(f"it ended at {source_line()}", f"{describe(call)} at {call.line}")
             )
         differences = [self._other_constant(source) for source in ended]
         if all(differences):

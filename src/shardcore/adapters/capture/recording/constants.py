@@ -22,16 +22,16 @@ def literals(first: Trace, second: Trace) -> dict[int, torch.Tensor]:
         before = first.outside[number]
         if is_same(before, value):
             continue
-        kept = second.first_values.get(number)
-        if kept is None and second.memory[number] not in written:
+        constant = second.first_values.get(number)
+        if constant is None and second.memory[number] not in written:
             # The first of two large tensors in one buffer is overwritten: its values are unknown.
-            kept = value if before.data_ptr() != value.data_ptr() else None
-        if kept is None or not are_equal(first.first_values.get(number, before), kept):
+            constant = value if before.data_ptr() != value.data_ptr() else None
+        if constant is None or not are_equal(first.first_values.get(number, before), constant):
             raise NotCaptured(
                 f"{reader_of(second, number)} reads a tensor that Python creates with other values "
                 "in each step: pass it in the batch, or keep it in a variable"
             )
-        constants[number] = kept
+        constants[number] = constant
     return constants
 
 

@@ -14,7 +14,8 @@ Contexts = tuple[AbstractContextManager[None], AbstractContextManager[None]]
 def contexts(recorder: Recorder) -> Contexts:
     """Returns the contexts of a forward pass that begins now, and of its recomputations.
 
-    That torch's generators are read and set is recorded, as `torch.utils.checkpoint` does unseen.
+    `torch.utils.checkpoint` saves and restores the random state where no recorder sees it, so these
+    contexts record that.
     """
     return nullcontext(), _Recomputation(recorder, recorder.as_one_call(generator_states, (), {}))
 

@@ -16,7 +16,7 @@ from shardcore.adapters.capture.recording.functions import (
     Unobserved,
     generator_states,
 )
-from shardcore.adapters.capture.recording.places import place
+from shardcore.adapters.capture.recording.source_line import source_line
 from shardcore.adapters.capture.recording.values import RecordedValues
 from shardcore.adapters.capture.trace.trace import Call, Number, Read, Trace
 from shardcore.adapters.torch_private import Args, Kwargs
@@ -73,7 +73,7 @@ class Recorder:
         self.trace.draws_on_host = _host_generators() != host
         self._check_generator()
         if not self.trace.refusal:
-            self.trace.outputs = self._values.referred(outputs)
+            self.trace.outputs = self._values.values_in(outputs)
         return outputs
 
     def _check_generator(self) -> None:
@@ -85,7 +85,7 @@ class Recorder:
     def refuse(self, why: str, remedy: str) -> None:
         """Notes why no program can be made of the step, and what to do; the first reason counts."""
         if not self.trace.refusal:
-            self.trace.refusal = f"{why}, at {place()}: {remedy}"
+            self.trace.refusal = f"{why}, at {source_line()}: {remedy}"
 
     @contextmanager
     def numbers(self) -> Iterator[None]:
@@ -108,7 +108,7 @@ class Recorder:
             self.refuse(f"{how} reads the values of a sharded tensor on the host", _COMPUTE)
             return
         read = Read(
-            self._values.value(tensor), number, len(self.trace.calls), f"{how} at {place()}"
+            self._values.value(tensor), number, len(self.trace.calls), f"{how} at {source_line()}"
         )
         self._note_read(read)
 
@@ -122,7 +122,7 @@ class Recorder:
         if torch_private.draws(operator):
             self._check_generator()
             generator = kwargs.get("generator")
-            if generator is not None and self._values.known(generator) is None:
+            if generator is not None and self._values.find(generator) is None:
                 self.refuse("it draws from a torch.Generator that it created", _DRAW)
         references = self._values.operands(args, kwargs)
         return None if self.trace.refusal else references
@@ -145,7 +145,7 @@ class Recorder:
             return
         is_alias = operator in _ALIASES or torch_private.is_wait(operator)
         if is_alias or (operator is _VIEW_AS and args[0] is args[1]):
-            self._values.name(result, references[0][0])
+            self._values.bind(result, references[0][0])
             return
         self._append(operator, args, kwargs, references, result)
 
@@ -161,9 +161,9 @@ class Recorder:
         writes = tuple(
             map(self._values.value, torch_private.written_operands(operator, args, kwargs))
         )
-        made = torch_private.tree_map(self._values.made, result)
+        made = torch_private.tree_map(self._values.value_of_result, result)
         backward = torch_private.backward_pass() >= 0
-        self._note_call(Call(operator, *references, made, writes, place(), backward))
+        self._note_call(Call(operator, *references, made, writes, source_line(), backward))
 
     def _note_call(self, call: Call) -> None:
         """Notes one operator; an audit compares it instead."""
@@ -176,8 +176,8 @@ class Recorder:
     def _append_view_of_storage(self, result: torch.Tensor) -> None:
         """Notes `empty(0).set_(storage, ...)` as a view of a tensor there.
 
-        So torch looks for the weights of a recurrent layer in one storage, for cuDNN. Of sharded
-        tensors, whose storage has no memory, it makes a tensor that it drops.
+        cuDNN's recurrent layers probe in this way whether all weights share one storage. For
+        sharded tensors, whose storage has no memory, torch drops the result.
         """
         self._values.forget(result)  # it was another tensor
         base = self._values.tensor_in(torch_private.memory_of(result))

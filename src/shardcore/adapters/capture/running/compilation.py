@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.passes import improved_for_compiler
+from shardcore.adapters.capture.passes import run_passes_for_compiler
 from shardcore.adapters.capture.running.generated import graph_of
 from shardcore.adapters.capture.trace.trace import Literals, Trace
 from shardcore.adapters.failure import heartbeats
@@ -19,21 +19,24 @@ logger = log_of("capture")
 _MOST_LINES = 4
 
 
-def compiled(
-    trace: Trace, kept: Sequence[Any], literals: Literals, onednn: torch_private.OneDnn
+def compile_trace(
+    trace: Trace, captured_inputs: Sequence[Any], literals: Literals, onednn: torch_private.OneDnn
 ) -> Callable[..., Any]:
-    """Returns the function of `trace`, the second part of a step, compiled.
+    """Returns the compiled function of `trace`, the second part of a step.
 
-    `kept` are the tensors from outside that the step reads. It raises whatever Inductor raises.
+    `captured_inputs` are the tensors from outside that the step reads. It raises whatever Inductor
+    raises.
     """
     size = len(trace.calls)
     logger.info("Inductor compiles a step of %d operators, unless torch has it on disk", size)
     began = time.perf_counter()
     forms = [trace.form(value) for value in trace.inputs]
     inputs = [torch.empty(form.shape, dtype=form.dtype, device=form.device) for form in forms]
-    module = graph_of(improved_for_compiler(trace, onednn), literals)
+    module = graph_of(run_passes_for_compiler(trace, onednn), literals)
     try:
-        generated = torch_private.inductor.compiled(module, [*inputs, *map(_detached, kept)])
+        generated = torch_private.inductor.compiled(
+            module, [*inputs, *map(_detached, captured_inputs)]
+        )
     finally:
         logger.info("Inductor has ended after %.1f s", time.perf_counter() - began)
     count, started = len(trace.inputs), _collectives(trace)

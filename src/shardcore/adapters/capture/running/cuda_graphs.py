@@ -105,7 +105,7 @@ class Replayed:
     replay are overwritten by the next one.
 
     Args:
-        run: The function: takes inputs and kept tensors.
+        run: The function: takes the inputs and the captured inputs.
         inputs: The number of inputs, which are other tensors in each run.
         pool: The memory of all graphs.
         has_collectives: Whether the function starts collectives.
@@ -118,7 +118,7 @@ class Replayed:
     _runs: int = attrs.field(default=0, init=False)
     _graph: Any = attrs.field(default=None, init=False)
     _copies: list[torch.Tensor] = attrs.field(factory=list, init=False)
-    _kept: list[int] = attrs.field(factory=list, init=False)
+    _addresses: list[int] = attrs.field(factory=list, init=False)
     _outputs: tuple[torch.Tensor, ...] = attrs.field(default=(), init=False)
     _failed: bool = attrs.field(default=False, init=False)
     _failures: int = attrs.field(default=0, init=False)  # those of the pool when it was recorded
@@ -132,14 +132,14 @@ class Replayed:
         """
         self._runs += 1
         # Generators, which are operands too, are for the part that runs before.
-        kept = [
+        addresses = [
             operand.data_ptr() for operand in operands[self.inputs :] if torch.is_tensor(operand)
         ]
-        is_recorded = (kept, self.pool.failures) == (self._kept, self._failures)
+        is_recorded = (addresses, self.pool.failures) == (self._addresses, self._failures)
         if self._runs > 1 and not self._failed and (self._graph is None or not is_recorded):
             if self.has_collectives and self._graph is not None:
-                raise EnvironmentProblem(_recorded_alone(has_moved=kept != self._kept))
-            self._kept, self._failures = kept, self.pool.failures
+                raise EnvironmentProblem(_recorded_alone(has_moved=addresses != self._addresses))
+            self._addresses, self._failures = addresses, self.pool.failures
             self._record(operands)
         if self._graph is None:
             return self.run(*operands)

@@ -49,17 +49,17 @@ class Executors:
         self.pool.close()
 
     def executor(
-        self, trace: Trace, kept: Sequence[Any], literals: Literals, *, compiled: bool
+        self, trace: Trace, captured_inputs: Sequence[Any], literals: Literals, *, compiled: bool
     ) -> Executor:
-        """Returns the executor of `trace`, which has `kept` outside it."""
+        """Returns the executor of `trace`; `captured_inputs` are its tensors from outside."""
         on_gpu = cuda_graphs.is_on_gpu(trace, literals)
         if not compiled and not on_gpu:
             return Executor(function_of(trace, literals))
         try:
-            ahead, rest = parted(trace, set(literals))
+            ahead, rest = divide(trace, set(literals))
         except NotCaptured as error:
             return Executor(function_of(trace, literals), str(error) if compiled else "")
-        second, remark = self._compiled(rest, kept, literals) if compiled else (None, "")
+        second, remark = self._compiled(rest, captured_inputs, literals) if compiled else (None, "")
         graph = cuda_graphs.replayable(ahead, rest, literals) if on_gpu else None
         if graph is not None:
             run = second or function_of(graph, literals)
@@ -71,11 +71,11 @@ class Executors:
         return Executor(run, remark, is_replayed=graph is not None)
 
     def _compiled(
-        self, trace: Trace, kept: Sequence[Any], literals: Literals
+        self, trace: Trace, captured_inputs: Sequence[Any], literals: Literals
     ) -> tuple[Function | None, str]:
         """Returns the compiled function of `trace`; None and the reason if Inductor fails."""
         try:
-            return compilation.compiled(trace, kept, literals, self.onednn), ""
+            return compilation.compile_trace(trace, captured_inputs, literals, self.onednn), ""
         except OtherRankFailed:  # this rank ends
             raise
         except Exception as error:  # noqa: BLE001 - whatever it raises, the step runs without
@@ -91,7 +91,7 @@ def _both(first: Function, second: Function, count: int) -> Function:
     return run
 
 
-def parted(trace: Trace, literals: Set[int]) -> tuple[Trace, Trace]:
+def divide(trace: Trace, literals: Set[int]) -> tuple[Trace, Trace]:
     """Returns `trace` in two: the calls that only Python runs, with their dependencies; the rest.
 
     Those are functions of Python, calls with random generators or in another mode, and copies from
@@ -102,9 +102,9 @@ def parted(trace: Trace, literals: Set[int]) -> tuple[Trace, Trace]:
         NotCaptured: If both parts would write into views of one memory.
     """
     calls = enumerate(trace.calls)
-    places = with_needs((n for n, call in calls if _is_for_python(trace, call)), needs_of(trace))
-    ahead = trace.with_calls(call for n, call in enumerate(trace.calls) if n in places)
-    rest = trace.with_calls(call for n, call in enumerate(trace.calls) if n not in places)
+    indices = with_needs((n for n, call in calls if _is_for_python(trace, call)), needs_of(trace))
+    ahead = trace.with_calls(call for n, call in enumerate(trace.calls) if n in indices)
+    rest = trace.with_calls(call for n, call in enumerate(trace.calls) if n not in indices)
     made = {value for call in ahead.calls for value in call.results}
     used = {value for call in rest.calls for value in call.operands} | set(values(trace.outputs))
     known = {*trace.inputs, *(numbered(n) for n in trace.outside if n not in literals)}

@@ -30,7 +30,7 @@ def function_of(trace: Trace, literals: Literals) -> Callable[..., tuple[torch.T
     """
     writer = _Writer(trace, literals, torch_private.direct)
     generated = writer.function()
-    recorded = list(_places(trace))
+    recorded = list(_source_lines(trace))
 
     def run(*operands: Any) -> tuple[torch.Tensor, ...]:
         try:
@@ -39,10 +39,10 @@ def function_of(trace: Trace, literals: Literals) -> Callable[..., tuple[torch.T
             raise
         except Exception as error:
             frame = error.__traceback__ and error.__traceback__.tb_next
-            place = frame.tb_lineno - writer.lines_before - 1 if frame else -1
-            if not 0 <= place < len(recorded):
+            index = frame.tb_lineno - writer.lines_before - 1 if frame else -1
+            if not 0 <= index < len(recorded):
                 raise
-            collective, line = recorded[place]
+            collective, line = recorded[index]
             late = heartbeats.timed_out(error, f"{collective} of a captured step ({line})")
             if late is not None:
                 raise late from error
@@ -53,7 +53,7 @@ def function_of(trace: Trace, literals: Literals) -> Callable[..., tuple[torch.T
     return run
 
 
-def _places(trace: Trace) -> Iterator[tuple[str, str]]:
+def _source_lines(trace: Trace) -> Iterator[tuple[str, str]]:
     """Yields the collective and the recorded line of each call; of a wait, those of its start."""
     started: dict[Value, Call] = {}
     for call in trace.calls:
@@ -116,7 +116,7 @@ class _Writer:
         head = self._head()
         self.lines_before = len(head)
         lines = [*head, *(self._line(call, ended) for call, ended in calls), self._end()]
-        self.tensors |= {f"v{number}": tensor for number, tensor in self.trace.kept.items()}
+        self.tensors |= {f"v{number}": tensor for number, tensor in self.trace.scratch.items()}
         self.names |= self.tensors
         exec(compile("\n    ".join(lines), CAPTURED, "exec"), self.names)
         # It keeps its globals: with itself among them, it would keep itself.
@@ -142,7 +142,7 @@ class _Writer:
 
     def _ended(self) -> list[list[Value]]:
         """Returns, by call, the values that are dropped after it."""
-        there = map(numbered, (*self.trace.kept, *self.literals))
+        there = map(numbered, (*self.trace.scratch, *self.literals))
         read = {*values(self.trace.outputs), *self.given, *there}
         ended: list[list[Value]] = []
         for call in reversed(self.trace.calls):

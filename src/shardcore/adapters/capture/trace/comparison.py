@@ -8,7 +8,7 @@ def difference(first: Trace, second: Trace) -> str:
     """Returns how two runs of a step differ, empty if they are the same."""
     for one, other in zip(first.calls, second.calls, strict=False):
         if not is_same_call(one, other):
-            return f"{shown(one)} in one step was {shown(other)} in the next, at {other.line}"
+            return f"{describe(one)} in one step was {describe(other)} in the next, at {other.line}"
     if len(first.calls) != len(second.calls):
         return f"it ran {len(first.calls)} operators in one step, {len(second.calls)} in the next"
     if first.inputs != second.inputs or first.outside.keys() != second.outside.keys():
@@ -23,7 +23,7 @@ def is_same_call(one: Call, other: Call) -> bool:
     return one == other or repr(one) == repr(other)  # a nan is not equal to itself
 
 
-def shown(call: Call) -> str:
+def describe(call: Call) -> str:
     """Returns an operator and its numbers, for messages."""
     leaves = torch_private.tree_leaves((call.args, call.kwargs))
     plain = [leaf for leaf in leaves if isinstance(leaf, bool | int | float | complex)]

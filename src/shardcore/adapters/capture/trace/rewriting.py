@@ -9,7 +9,7 @@ from shardcore.adapters import torch_private
 from shardcore.adapters.capture.trace.trace import Call, Number, Trace, Value, numbered
 
 
-def renamed(nest: Any, names: Mapping[Value, Value]) -> Any:
+def rename_values(nest: Any, names: Mapping[Value, Value]) -> Any:
     """Returns `nest` with its values replaced as `names` says."""
 
     def name(leaf: Any) -> Any:
@@ -20,7 +20,7 @@ def renamed(nest: Any, names: Mapping[Value, Value]) -> Any:
     return torch_private.tree_map(name, nest)
 
 
-def rewritten(trace: Trace, rewrite: Callable[[Call, Trace], Call | Value]) -> Trace:
+def rewrite_calls(trace: Trace, rewrite: Callable[[Call, Trace], Call | Value]) -> Trace:
     """Returns `trace` with each call replaced by what `rewrite` returns for it.
 
     Args:
@@ -32,28 +32,28 @@ def rewritten(trace: Trace, rewrite: Callable[[Call, Trace], Call | Value]) -> T
     new_trace = trace.with_calls([])
     names: dict[Value, Value] = {}
     for call in trace.calls:
-        made = rewrite(renamed_call(call, names), new_trace)
+        made = rewrite(rename_call(call, names), new_trace)
         if isinstance(made, Call):
             new_trace.calls.append(made)
         result = made.result if isinstance(made, Call) else made
         if isinstance(call.result, Value) and result != call.result:
             names[call.result] = result
-    new_trace.outputs = renamed(trace.outputs, names)
+    new_trace.outputs = rename_values(trace.outputs, names)
     new_trace.share(names)
     return new_trace
 
 
-def renamed_call(call: Call, names: Mapping[Value, Value]) -> Call:
+def rename_call(call: Call, names: Mapping[Value, Value]) -> Call:
     """Returns `call` with its values replaced as `names` says."""
     if names.keys().isdisjoint((*call.operands, *call.results, *call.writes)):
         return call
-    args, kwargs, result, writes = renamed(
+    args, kwargs, result, writes = rename_values(
         (call.args, call.kwargs, call.result, call.writes), names
     )
     return attrs.evolve(call, args=args, kwargs=kwargs, result=result, writes=writes)
 
 
-def repeated(calls: Iterable[Call], names: dict[Value, Value], trace: Trace) -> list[Call]:
+def repeat_calls(calls: Iterable[Call], names: dict[Value, Value], trace: Trace) -> list[Call]:
     """Returns copies of `calls`, whose results are new values of `trace`.
 
     Args:
@@ -68,5 +68,5 @@ def repeated(calls: Iterable[Call], names: dict[Value, Value], trace: Trace) -> 
                 owner = numbered(trace.memory[value.number])
                 memory = None if owner is value else names.get(owner, owner).number
                 names[value] = trace.new(trace.form(value), memory)
-        copies.append(renamed_call(call, names))
+        copies.append(rename_call(call, names))
     return copies

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from shardcore.adapters.capture.recording.places import place
+from shardcore.adapters.capture.recording.source_line import source_line
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.failure import heartbeats
 from shardcore.adapters.torch_private import collectives
@@ -23,7 +23,7 @@ def wait(value: torch.Tensor, collective: str) -> torch.Tensor:
     try:
         return collectives.wait(value)
     except RuntimeError as error:
-        late = heartbeats.timed_out(error, f"{collective} ({place()})")
+        late = heartbeats.timed_out(error, f"{collective} ({source_line()})")
         if late is None:
             raise
         raise late from error

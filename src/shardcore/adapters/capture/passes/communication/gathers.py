@@ -3,7 +3,7 @@
 import attrs
 import torch
 
-from shardcore.adapters.capture.trace.rewriting import rewritten
+from shardcore.adapters.capture.trace.rewriting import rewrite_calls
 from shardcore.adapters.capture.trace.trace import Call, Trace
 from shardcore.adapters.torch_private import collectives
 
@@ -29,4 +29,4 @@ def with_memory_for_gathers(trace: Trace) -> Trace:
         operator = collectives.gather_into()
         return attrs.evolve(call, operator=operator, kwargs=into, writes=(call.result,))
 
-    return rewritten(trace, rewrite)
+    return rewrite_calls(trace, rewrite)

@@ -7,7 +7,7 @@ import torch
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.capture.trace.analyses import gathers, makers_of, with_needs
-from shardcore.adapters.capture.trace.rewriting import renamed, repeated
+from shardcore.adapters.capture.trace.rewriting import rename_values, repeat_calls
 from shardcore.adapters.capture.trace.trace import Call, Trace, Value
 
 
@@ -20,57 +20,57 @@ def with_regathers(trace: Trace) -> Trace:
     new_trace = trace.with_calls([])
     makers = makers_of(trace)
     needs = [{makers[value] for value in call.operands if value in makers} for call in trace.calls]
-    places = [place for place, call in enumerate(trace.calls) if gathers(call)]
+    indices = [index for index, call in enumerate(trace.calls) if gathers(call)]
     calls = list(trace.calls)
     again: dict[int, list[Call]] = {}
-    for place in places:
-        if calls[place].backward:
+    for index in indices:
+        if calls[index].backward:
             continue
-        made, last_use, readers = _uses(place, trace)
-        if not readers or bisect(places, last_use) == bisect(places, readers[0]):
+        made, last_use, readers = _uses(index, trace)
+        if not readers or bisect(indices, last_use) == bisect(indices, readers[0]):
             continue  # no other weight is all-gathered between the two
         read = {value for reader in readers for value in trace.calls[reader].operands} & made
         made_by = with_needs({makers[value] for value in read}, needs)
         if _may_repeat(made_by, readers[0], trace):
             names: dict[Value, Value] = {}
-            for call in repeated((trace.calls[maker] for maker in made_by), names, new_trace):
+            for call in repeat_calls((trace.calls[maker] for maker in made_by), names, new_trace):
                 again.setdefault(readers[0], []).append(attrs.evolve(call, backward=True))
             for reader in readers:
-                args, kwargs = renamed((calls[reader].args, calls[reader].kwargs), names)
+                args, kwargs = rename_values((calls[reader].args, calls[reader].kwargs), names)
                 calls[reader] = attrs.evolve(calls[reader], args=args, kwargs=kwargs)
     new_trace.calls = [
-        scheduled for place, call in enumerate(calls) for scheduled in (*again.get(place, ()), call)
+        scheduled for index, call in enumerate(calls) for scheduled in (*again.get(index, ()), call)
     ]
     return new_trace
 
 
 def _uses(gather: int, trace: Trace) -> tuple[set[Value], int, list[int]]:
-    """Returns the uses of the weight that is all-gathered at the place `gather`.
+    """Returns the uses of the weight that the call at index `gather` all-gathers.
 
     Returns:
-        The weight and its copies and views; the place of the last call that reads it before the
-        backward pass; and the places of its readers in that pass.
+        The weight and its copies and views; the index of the last call that reads it before the
+        backward pass; and the indices of its readers in that pass.
     """
     made = set(trace.calls[gather].results)
     readers, last_use = [], gather
-    for place in range(gather + 1, len(trace.calls)):
-        call = trace.calls[place]
+    for index in range(gather + 1, len(trace.calls)):
+        call = trace.calls[index]
         if made.isdisjoint(call.operands):
             continue
         if call.backward:
-            readers.append(place)
+            readers.append(index)
         elif made.issuperset(call.operands) and _moves(call):
             made |= set(call.results)
         else:
-            last_use = place
+            last_use = index
     return made, last_use, readers
 
 
-def _may_repeat(places: list[int], reader: int, trace: Trace) -> bool:
-    """Returns whether these calls only move data that is unchanged at the place `reader`."""
-    calls = [trace.calls[place] for place in places]
+def _may_repeat(indices: list[int], reader: int, trace: Trace) -> bool:
+    """Returns whether these calls only move data that nothing changes before index `reader`."""
+    calls = [trace.calls[index] for index in indices]
     touched = set[int]().union(*map(trace.reads_of, calls), *map(trace.writes_of, calls))
-    between = trace.calls[places[0] : reader]
+    between = trace.calls[indices[0] : reader]
     written = (value for call in between for value in call.writes)
     moves = all(_moves(call) or gathers(call) for call in calls)
     return moves and not touched & trace.memories((*written, *trace.inputs))
