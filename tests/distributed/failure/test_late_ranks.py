@@ -255,7 +255,9 @@ def test_collectives_of_the_users_own_that_do_not_match_are_said_to(waits, monke
             dist.all_reduce(torch.ones(1)) if rank == 0 else dist.barrier()
         except RuntimeError as error:
             # One rank times out first, and its connections break: the other's error is that.
-            return heartbeats.unmatched(error) or heartbeats.awaited(exchange.store_for_thread)
+            return heartbeats.unmatched(error) or heartbeats.describe_awaited(
+                exchange.store_for_thread
+            )
 
     found = run_ranks(program, 2, init=False, timeout=40)
     line = r"test_late_ranks.py:\d+"

@@ -6,11 +6,11 @@ import torch
 import torch.distributed as dist
 
 from shardcore.adapters.capture.passes import run_passes
+from shardcore.adapters.capture.passes.communication.gathers import with_regathers
 from shardcore.adapters.capture.passes.communication.overlap import (
     with_early_starts,
     with_late_waits,
 )
-from shardcore.adapters.capture.passes.communication.regather import with_regathers
 from shardcore.adapters.capture.passes.communication.sums import Memories
 from shardcore.adapters.capture.passes.memory.reuse import with_operands_reused
 from shardcore.adapters.capture.trace.analyses import live_bytes

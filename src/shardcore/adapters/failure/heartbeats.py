@@ -14,11 +14,12 @@ from attrs import asdict, frozen
 
 from shardcore.adapters.failure import store_host
 from shardcore.adapters.failure.main_thread import ThreadState
+from shardcore.adapters.failure.neighbours import Neighbours
 from shardcore.adapters.job import exchange, process_group
 from shardcore.adapters.job.signed_store import SignedStore
 from shardcore.domain.errors import RankMismatchError, ShardcoreError
 from shardcore.domain.heartbeats import Heartbeat, Seen, which_ended
-from shardcore.reporting.errors import user_line_in
+from shardcore.reporting.errors import say, user_line_in
 
 # A rank without a heartbeat for so many seconds does not answer; a busy machine may delay one.
 _SILENT_SECONDS = 4.0
@@ -176,3 +177,27 @@ def _last(store: SignedStore, ranks: Sequence[int]) -> dict[int, Heartbeat | Non
     texts = store.find_all([f"heartbeat/{rank}" for rank in ranks])
     beats = (None if text is None else Heartbeat(**json.loads(text)) for text in texts)
     return dict(zip(ranks, beats, strict=True))
+
+
+def report_late_ranks(state: ThreadState, neighbours: Neighbours) -> None:
+    """Reports for whom this rank waits, if no lower rank does: on another thread.
+
+    Without heartbeats for as long, this rank would seem stopped.
+    """
+    threading.Thread(
+        target=_report_late_ranks, args=(state, neighbours), name="shardcore-report", daemon=True
+    ).start()
+
+
+def _report_late_ranks(state: ThreadState, neighbours: Neighbours) -> None:
+    rank = neighbours.rank
+    # Mostly these alone are asked for: all ranks of a large job may come here at once.
+    before = sorted({0, *neighbours.lower()} - {rank})
+    seen = look_with_timeout(exchange.store_for_thread, before) if before else None
+    if seen and seen.waiting():
+        return
+    seen = look_with_timeout(exchange.store_for_thread, others())
+    # If the store does not answer, the thread that looks for failures says so.
+    if seen is not None and min(seen.waiting(), default=rank) >= rank:
+        waited = f"has waited {state.seconds:.0f} seconds in a collective"
+        say(f"[rank {rank}] {waited} ({state.line}) for {seen.late()}\n")

@@ -20,7 +20,7 @@ import time
 from itertools import count
 from types import TracebackType
 
-from shardcore.adapters.failure import heartbeats, late_report
+from shardcore.adapters.failure import heartbeats
 from shardcore.adapters.failure.cell import Cell
 from shardcore.adapters.failure.end import End, goes_on, headline_of, leave, store_may_be_gone
 from shardcore.adapters.failure.interrupt import Interrupt
@@ -174,7 +174,7 @@ class FailureWatch:
                     store.claim(Failure(self._rank, self.cell.headline))
                 is_late = state.waits and state.seconds >= exchange.REPORT_SECONDS
                 if is_late and not reported:
-                    late_report.start(state, self._neighbours)
+                    heartbeats.report_late_ranks(state, self._neighbours)
                 reported = is_late
 
     def _look_in_time(self, store: FailureStore) -> Failure | None:

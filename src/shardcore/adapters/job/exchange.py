@@ -107,17 +107,15 @@ def gather(value: _T, what: str = "a comparison of values") -> list[_T]:
         if other.what != own.what:
             _raise_first(value, messages)
             where = f"rank {rank} is at {other.what} ({other.line})"
-            raise RankMismatchError(f"{_location(own)}, but {where}. {TOGETHER}")
+            raise RankMismatchError(f"{_at(own)}, but {where}. {TOGETHER}")
     return [other.value for other in messages]
 
 
 def _raise_first(own: object, messages: list[_Message]) -> None:
     """Raises the error that a rank has sent, if one has: the ranks diverged because of it."""
-    error = next(
-        (message.value for message in messages if isinstance(message.value, Exception)), None
-    )
-    if error is not None:
-        raise mark_shared(own if isinstance(own, Exception) else error)
+    errors = [message.value for message in messages if isinstance(message.value, Exception)]
+    if errors:
+        raise mark_shared(own if isinstance(own, Exception) else errors[0])
 
 
 def do_once(work: Callable[[], _T], what: str) -> _T:
@@ -261,8 +259,7 @@ def _wait(
                 next_report = most
                 if reports():
                     ranks = ", ".join(map(str, missing()))
-                    has_waited = f"has waited {waited:.0f} seconds for rank {ranks}"
-                    say(f"{_location(message)}, and {has_waited}\n")
+                    say(f"{_at(message)}, and has waited {waited:.0f} seconds for rank {ranks}\n")
         time.sleep(min(_SLEEP_SECONDS, waited / 10))
 
 
@@ -296,10 +293,8 @@ def _status_of(shared: SignedStore, rank: int) -> str:
 def _lost(message: _Message, statuses: dict[int, str]) -> RankMismatchError:
     where = "; ".join(f"rank {rank}, which {status}" for rank, status in statuses.items())
     remedy = "" if LOST in statuses.values() else f" {TOGETHER}"
-    return RankMismatchError(
-        f"{_location(message)} and waits for {where}.{remedy}", waited_in_vain=True
-    )
+    return RankMismatchError(f"{_at(message)} and waits for {where}.{remedy}", waited_in_vain=True)
 
 
-def _location(message: _Message) -> str:
+def _at(message: _Message) -> str:
     return f"Rank {process_group.rank()} is at {message.what} ({message.line})"

@@ -81,7 +81,7 @@ class _Interpreter:
 def run(
     workspace: Workspace, world_size: int, timeout: float | None, environment: Mapping[str, str]
 ) -> list[Any]:
-    """Runs ranks, for which the folder of `place` has a function; returns their results in order.
+    """Runs ranks; `workspace` has their function. Returns their results in order.
 
     Args:
         workspace: The environment and the folder.
@@ -127,5 +127,5 @@ def _environment(rank: int, workspace: Workspace, environment: Mapping[str, str]
     # It finds shardcore, and what that imports, as this process did; it then takes over `sys.path`.
     package = str(Path(__file__).parents[3])
     own["PYTHONPATH"] = os.pathsep.join([*filter(None, sys.path), package])
-    place_of_rank = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-    return {**own, **_BACKEND, **workspace.environment, **place_of_rank, **environment}
+    own_rank = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    return {**own, **_BACKEND, **workspace.environment, **own_rank, **environment}

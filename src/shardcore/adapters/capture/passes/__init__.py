@@ -9,12 +9,14 @@ from shardcore.adapters.capture.passes.cleanup import (
     with_direct_views,
     without_dead_code,
 )
-from shardcore.adapters.capture.passes.communication.gathers import with_memory_for_gathers
+from shardcore.adapters.capture.passes.communication.gathers import (
+    with_memory_for_gathers,
+    with_regathers,
+)
 from shardcore.adapters.capture.passes.communication.overlap import (
     with_early_starts,
     with_late_waits,
 )
-from shardcore.adapters.capture.passes.communication.regather import with_regathers
 from shardcore.adapters.capture.passes.communication.sums import Memories, in_buckets
 from shardcore.adapters.capture.passes.inductor import (
     with_factors_apart,

@@ -12,7 +12,7 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.recording.constants import varying_memories
+from shardcore.adapters.capture.recording.comparison import varying_memories
 from shardcore.adapters.capture.recording.functions import generator_states, set_generator_states
 from shardcore.adapters.capture.trace.rewriting import repeat_calls
 from shardcore.adapters.capture.trace.trace import Call, Literals, Read, Trace, Value, numbered

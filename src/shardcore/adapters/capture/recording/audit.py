@@ -10,10 +10,15 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.adapters.capture.recording.constants import are_equal, is_same, reader_of
+from shardcore.adapters.capture.recording.comparison import (
+    are_equal,
+    describe,
+    is_same,
+    is_same_call,
+    reader_of,
+)
 from shardcore.adapters.capture.recording.recorder import Recorder
 from shardcore.adapters.capture.recording.source_line import source_line
-from shardcore.adapters.capture.trace.comparison import describe, is_same_call
 from shardcore.adapters.capture.trace.trace import Call, Read, Trace
 from shardcore.domain.errors import AuditError
 

@@ -2,10 +2,11 @@
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
+import attrs
 import numpy as np
 import torch
 
@@ -15,6 +16,7 @@ from shardcore.adapters.capture.recording.functions import (
     FunctionListener,
     Unobserved,
     generator_states,
+    set_generator_states,
 )
 from shardcore.adapters.capture.recording.source_line import source_line
 from shardcore.adapters.capture.recording.values import RecordedValues
@@ -247,3 +249,31 @@ def _host_generators() -> Any:
 
 _COMPUTE = "compute with keras.ops, which keeps values in tensors"
 _DRAW = "draw by keras.random, with a SeedGenerator of the layer"
+
+
+RecomputationContexts = tuple[AbstractContextManager[None], AbstractContextManager[None]]
+
+
+def recomputation_contexts(recorder: Recorder) -> RecomputationContexts:
+    """Returns the contexts of a forward pass that begins now, and of its recomputations.
+
+    `torch.utils.checkpoint` saves and restores the random state where no recorder sees it, so these
+    contexts record that.
+    """
+    return nullcontext(), _Recomputation(recorder, recorder.as_one_call(generator_states, (), {}))
+
+
+@attrs.define(eq=False)
+class _Recomputation(AbstractContextManager[None]):
+    """Sets torch's generators to the states `begin`; at the end, to those before."""
+
+    recorder: Recorder
+    begin: Any
+    _before: Any = attrs.field(default=None, init=False)
+
+    def __enter__(self) -> None:
+        self._before = self.recorder.as_one_call(generator_states, (), {})
+        self.recorder.as_one_call(set_generator_states, (self.begin,), {})
+
+    def __exit__(self, *error: object) -> None:
+        self.recorder.as_one_call(set_generator_states, (self._before,), {})

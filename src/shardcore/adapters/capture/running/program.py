@@ -10,13 +10,17 @@ from shardcore.adapters import torch_private
 from shardcore.adapters.capture import passes
 from shardcore.adapters.capture.passes.checks import Rollback, rollback_of, with_checks
 from shardcore.adapters.capture.passes.communication.sums import Memories
-from shardcore.adapters.capture.recording import audit, constants, recomputation
+from shardcore.adapters.capture.recording import audit, comparison
 from shardcore.adapters.capture.recording.functions import seeded_by_tensor, seeded_generator
-from shardcore.adapters.capture.recording.recorder import Recorder, recording
+from shardcore.adapters.capture.recording.recorder import (
+    RecomputationContexts,
+    Recorder,
+    recomputation_contexts,
+    recording,
+)
 from shardcore.adapters.capture.recording.setting import CaptureSetting
 from shardcore.adapters.capture.running import cuda_graphs
 from shardcore.adapters.capture.running.executors import Executors
-from shardcore.adapters.capture.trace.comparison import difference
 from shardcore.adapters.capture.trace.trace import (
     Literals,
     Trace,
@@ -143,14 +147,14 @@ class TraceCapture:
         """Returns the program of `trace`, if the earlier one is the same."""
         assert isinstance(trace, Trace)
         if isinstance(earlier, RecordedProgram):
-            literals = constants.literals_of_other_size(
+            literals = comparison.literals_of_other_size(
                 earlier.trace, earlier.literals.keys(), trace
             )
         else:
             assert isinstance(earlier, Trace)
-            if differs := difference(earlier, trace):
+            if differs := comparison.difference(earlier, trace):
                 raise TracesDiffer(differs)
-            literals = constants.literals(earlier, trace)
+            literals = comparison.literals(earlier, trace)
         if trace.draws_on_host:
             raise NotCaptured(
                 "Python or NumPy draws random numbers in it: draw by keras.random, with a "
@@ -213,11 +217,11 @@ class TraceCapture:
         assert recorder is not None, "no step is being recorded"
         return recorder.as_one_call(seeded_by_tensor(draw), (seed,), operands)
 
-    def recomputation(self) -> recomputation.Contexts:
+    def recomputation(self) -> RecomputationContexts:
         """Returns the contexts of a forward pass that begins now, and of its recomputations."""
         recorder = recording()
         assert recorder is not None, "no step is being recorded"
-        return recomputation.contexts(recorder)
+        return recomputation_contexts(recorder)
 
 
 def _overwritten(trace: Trace, before: Trace) -> Set[int]:

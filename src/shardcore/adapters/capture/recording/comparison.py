@@ -1,4 +1,4 @@
-"""Constants of a step: tensors that each run creates from the same Python numbers."""
+"""Comparison of two runs of a step: their operators, and the constants that both create alike."""
 
 from collections.abc import Collection, Set
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.trace.trace import Trace, numbered, values
+from shardcore.adapters.capture.trace.trace import Call, Trace, numbered, values
 from shardcore.domain.steps.capture import NotCaptured, TracesDiffer
 
 
@@ -102,3 +102,29 @@ def reader_of(trace: Trace, number: int) -> str:
         if numbered(number) in call.operands:
             return f"{call.operator} at {call.line}"
     return "the step"
+
+
+def difference(first: Trace, second: Trace) -> str:
+    """Returns how two runs of a step differ, empty if they are the same."""
+    for one, other in zip(first.calls, second.calls, strict=False):
+        if not is_same_call(one, other):
+            return f"{describe(one)} in one step was {describe(other)} in the next, at {other.line}"
+    if len(first.calls) != len(second.calls):
+        return f"it ran {len(first.calls)} operators in one step, {len(second.calls)} in the next"
+    if first.inputs != second.inputs or first.outside.keys() != second.outside.keys():
+        return "its operators read other tensors in each step"
+    if first.outputs != second.outputs:
+        return f"it returned {first.outputs} in one step, {second.outputs} in the next"
+    return ""
+
+
+def is_same_call(one: Call, other: Call) -> bool:
+    """Returns whether two runs called the same operator on the same values and numbers."""
+    return one == other or repr(one) == repr(other)  # a nan is not equal to itself
+
+
+def describe(call: Call) -> str:
+    """Returns an operator and its numbers, for messages."""
+    leaves = torch_private.tree_leaves((call.args, call.kwargs))
+    plain = [leaf for leaf in leaves if isinstance(leaf, bool | int | float | complex)]
+    return f"{call.operator} with {plain}" if plain else str(call.operator)
