@@ -101,7 +101,7 @@ def _convert(options: argparse.Namespace) -> tuple[int, str]:
 def _found(directory: Path) -> tuple[Path, Index]:
     from shardcore.adapters.checkpoints import folders
 
-    found = folders.opened(directory)
+    found = folders.open_newest(directory)
     if found is None:
         raise CheckpointError(
             f"Expected a complete checkpoint or a folder of such, got {str(directory)!r}: give the "

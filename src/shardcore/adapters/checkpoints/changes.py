@@ -72,7 +72,7 @@ def keep_newest(lease: Lease, count: int) -> None:
         remove(lease, checkpoint)
 
 
-def give_up(lease: Lease, folder: Path) -> None:
+def discard(lease: Lease, folder: Path) -> None:
     """Removes a folder of `begin` that will not be completed."""
     lease.check()
     _delete(folder)
@@ -100,9 +100,9 @@ def _end_replacement(lease: Lease, replaced: Path) -> None:
     folders.sync(lease.directory)
 
 
-def _delete(place: Path) -> None:
-    """Deletes a folder with its content, or a link and not what it leads to."""
-    if place.is_dir() and not place.is_symlink():
-        shutil.rmtree(place)
+def _delete(path: Path) -> None:
+    """Deletes a folder with its content; of a link, the link alone."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
     else:
-        place.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)

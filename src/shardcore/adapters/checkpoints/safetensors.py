@@ -107,7 +107,7 @@ class SafetensorsFile:
 
 
 @contextmanager
-def opened(path: Path, checksum: str | None = None) -> Iterator[SafetensorsFile]:
+def open_file(path: Path, checksum: str | None = None) -> Iterator[SafetensorsFile]:
     """Opens a file; its header must be valid, and its size as the header says.
 
     Args:
@@ -117,7 +117,7 @@ def opened(path: Path, checksum: str | None = None) -> Iterator[SafetensorsFile]
     Raises:
         CheckpointError: If it is not.
     """
-    descriptor = regular.opened(path)
+    descriptor = regular.open_descriptor(path)
     try:
         if checksum is not None and _checksum_of(descriptor) != checksum:
             raise CheckpointError(

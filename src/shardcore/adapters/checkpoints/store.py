@@ -84,7 +84,7 @@ class FolderReader:
         """Returns a file of pieces, with its checksum compared if that is this process's share."""
         if number not in self._files:
             stored = self.index.files[number]
-            path = folders.place(self.checkpoint) / stored.name
+            path = folders.current_path(self.checkpoint) / stored.name
             checksum = stored.sha256 if number % self.readers == self.position else None
-            self._files[number] = self.stack.enter_context(safetensors.opened(path, checksum))
+            self._files[number] = self.stack.enter_context(safetensors.open_file(path, checksum))
         return self._files[number]

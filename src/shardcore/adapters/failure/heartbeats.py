@@ -68,7 +68,7 @@ def look_with_timeout(connect: Callable[[], SignedStore], ranks: Sequence[int]) 
 def describe_awaited(connect: Callable[[], SignedStore]) -> str:
     """Describes for whom the ranks wait, also if the store of `connect` does not answer."""
     seen = look_with_timeout(connect, others())
-    return f"{store_host.described()} which does not answer" if seen is None else seen.late()
+    return f"{store_host.describe()} which does not answer" if seen is None else seen.late()
 
 
 def others() -> list[int]:
@@ -94,7 +94,7 @@ def waited_in_graph() -> RankMismatchError:
     Ranks that wait for a GPU are in no collective of torch, so it is not known who is late.
     """
     seen = look_with_timeout(exchange.store_for_thread, others())
-    places = seen.places() if seen else f"{store_host.described()} does not answer"
+    places = seen.places() if seen else f"{store_host.describe()} does not answer"
     return RankMismatchError(
         f"Rank {process_group.rank()} waited {process_group.seconds(None):.0f} seconds in a CUDA "
         f"graph with collectives, in which not all ranks took part ({places}). All ranks run the "

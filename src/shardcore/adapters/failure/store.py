@@ -43,7 +43,7 @@ def silent(rank: int) -> Failure:
 def no_answer(seconds: float) -> Failure:
     """Returns the failure of the store's host, or of what holds the store there: no answer."""
     text = (
-        f"{store_host.described()} has not answered for {seconds:.0f} seconds: the host has "
+        f"{store_host.describe()} has not answered for {seconds:.0f} seconds: the host has "
         "ended, the process that holds the store is stopped, or the network stalls"
     )
     return Failure(0, text)
@@ -51,7 +51,7 @@ def no_answer(seconds: float) -> Failure:
 
 def lost() -> Failure:
     """Returns the failure of the store's host, whose connection has ended."""
-    return Failure(0, f"the connection to {store_host.described()} has ended")
+    return Failure(0, f"the connection to {store_host.describe()} has ended")
 
 
 @frozen
@@ -72,16 +72,16 @@ class FailureStore:
         text = self.signed.find("first")
         return None if text is None else _failure(text)
 
-    def ask_to_end(self, rank: int) -> int:
+    def request_end(self, rank: int) -> int:
         """Asks all ranks to end, since SIGTERM came to `rank`; returns the first such rank."""
         return int(self.signed.claim("sigterm", str(rank).encode()))
 
-    def asked_to_end(self) -> int | None:
+    def sigterm_rank(self) -> int | None:
         """Returns the rank to which SIGTERM came first; None without any."""
         rank = self.signed.find("sigterm")
         return None if rank is None else int(rank)
 
-    def tell_point(self, point: tuple[int, int] | None) -> None:
+    def publish_point(self, point: tuple[int, int] | None) -> None:
         """Publishes the last point that this rank has passed; None if it passes none."""
         self.signed.set(f"point/{self.rank}", json.dumps(point).encode())
         self.signed.store.add("points", 1)

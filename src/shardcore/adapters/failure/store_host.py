@@ -24,7 +24,7 @@ def remember(ranks: Sequence[int]) -> None:
     _RANKS[dist.group.WORLD] = tuple(ranks)
 
 
-def described() -> str:
+def describe() -> str:
     """Returns where the store is, with the ranks that are there, if they are known."""
     store = _store()
     at = f" at {store.host}:{store.port}" if hasattr(store, "host") else ""

@@ -113,10 +113,10 @@ class Termination:
             is_terminated: Whether SIGTERM came to this rank.
         """
         if self._first is None:
-            asked = store.ask_to_end(self.rank) if is_terminated else store.asked_to_end()
+            asked = store.request_end(self.rank) if is_terminated else store.sigterm_rank()
             if asked is None:
                 return None
-            store.tell_point(self._begin(asked))
+            store.publish_point(self._begin(asked))
         assert self._first is not None
         if self._target is None and self._has_points:
             self._agree(store.points(self.world_size))

@@ -65,7 +65,7 @@ def start(job: Job | None, timeout: float | None = None, *, init_method: str | N
         _check_same(job)
         devices.check_shared(world_size())
     elif job is not None:
-        _init(job, seconds(timeout), init_method or _meeting(job))
+        _init(job, seconds(timeout), init_method or _rendezvous_url(job))
     if is_started():
         collectives.gather_safely()
     return is_started() and not was_started
@@ -176,7 +176,7 @@ def _join(job: Job, timeout: float, init_method: str) -> None:
         limit = min(limit, start_problem.TELL_LIMIT)
     try:
         store = _rendezvous(job, limit, init_method)
-        problem = start_problem.shared(problem, store, job, limit)
+        problem = start_problem.share(problem, store, job, limit)
         if not problem:
             dist.init_process_group(
                 backend, store=store, rank=job.rank, world_size=job.world_size, timeout=limit
@@ -213,7 +213,9 @@ def _rendezvous(job: Job, limit: timedelta, init_method: str) -> "Store":
 
     def connect() -> None:
         try:
-            store = own_store.opened(job, limit) if init_method == _meeting(job) else None
+            store = (
+                own_store.open_store(job, limit) if init_method == _rendezvous_url(job) else None
+            )
             if store is None:
                 store = next(rendezvous(init_method, job.rank, job.world_size, timeout=limit))[0]
             answer.put(store)
@@ -231,7 +233,7 @@ def _rendezvous(job: Job, limit: timedelta, init_method: str) -> "Store":
     return PrefixStore(start_name.agree(store, job, limit), store)
 
 
-def _meeting(job: Job) -> str:
+def _rendezvous_url(job: Job) -> str:
     host = f"[{job.master_address}]" if ":" in job.master_address else job.master_address
     return f"tcp://{host}:{job.master_port}"
 

@@ -82,14 +82,14 @@ class SignedStore:
             EnvironmentProblem: If no rank of this job has written one of them.
         """
         all_signed = values(self.store, keys)
-        return [self._checked(key, signed) for key, signed in zip(keys, all_signed, strict=True)]
+        return [self._require(key, signed) for key, signed in zip(keys, all_signed, strict=True)]
 
     def find_all(self, keys: list[str]) -> list[bytes | None]:
         """Returns what `find` returns of each key: by two requests, if all keys have a value."""
         if not self.store.check(keys) or not self.store.has_extended_api():
             return [self.find(key) for key in keys]
         pairs = zip(keys, self.store.multi_get(keys), strict=True)
-        opened = {key: self._opened(key, signed) for key, signed in pairs}
+        opened = {key: self._verify(key, signed) for key, signed in pairs}
         return [self.find(key) if value is None else value for key, value in opened.items()]
 
     def find(self, key: str) -> bytes | None:
@@ -100,7 +100,7 @@ class SignedStore:
         if not self.store.check([key]):
             return None
         signed = self.store.get(key)
-        value = self._opened(key, signed)
+        value = self._verify(key, signed)
         if value is None and signed:
             self.store.compare_set(key, signed, b"")
             say(f"{self._problem(key)} It is ignored.\n")
@@ -111,7 +111,7 @@ class SignedStore:
         signed, expected = self._signed(key, value), b""
         for _ in range(_TRIES):
             stored = self.store.compare_set(key, expected, signed)
-            first = self._opened(key, stored)
+            first = self._verify(key, stored)
             if first is not None:
                 return first
             expected = stored  # of another program: it is replaced
@@ -120,12 +120,12 @@ class SignedStore:
     def _signed(self, key: str, value: bytes) -> bytes:
         return hmac.digest(self.secret, repr(key).encode() + value, "sha256") + value
 
-    def _opened(self, key: str, signed: bytes) -> bytes | None:
+    def _verify(self, key: str, signed: bytes) -> bytes | None:
         value = signed[_SIZE:]
         return value if hmac.compare_digest(signed, self._signed(key, value)) else None
 
-    def _checked(self, key: str, signed: bytes) -> bytes:
-        value = self._opened(key, signed)
+    def _require(self, key: str, signed: bytes) -> bytes:
+        value = self._verify(key, signed)
         if value is None:
             raise EnvironmentProblem(self._problem(key))
         return value

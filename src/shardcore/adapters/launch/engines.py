@@ -84,8 +84,8 @@ def join(client: Any, devices: int | None, become_rank: Callable[..., str]) -> E
         become_rank: It is called on each engine with the variables of its rank. It joins the job,
             and returns the device.
     """
-    numbers = _chosen(client, devices)
-    facts = [_asked(client, number) for number in numbers]
+    numbers = _choose_engines(client, devices)
+    facts = [_facts_of(client, number) for number in numbers]
     _check(numbers, facts)
     shared = environment_of(len(numbers))
     joining = [
@@ -107,7 +107,7 @@ def join(client: Any, devices: int | None, become_rank: Callable[..., str]) -> E
     return engines
 
 
-def _chosen(client: Any, devices: int | None) -> tuple[int, ...]:
+def _choose_engines(client: Any, devices: int | None) -> tuple[int, ...]:
     try:
         import ipyparallel
     except ImportError as error:
@@ -129,20 +129,20 @@ def _chosen(client: Any, devices: int | None) -> tuple[int, ...]:
     return numbers[:devices]
 
 
-def _asked(client: Any, number: int) -> EngineFacts:
+def _facts_of(client: Any, number: int) -> EngineFacts:
     """Returns the facts of an engine, which runs one cell after the other.
 
     Raises:
         EnvironmentProblem: If it does not answer in time.
     """
-    asked = client[number].apply_async(EngineFacts.here)
-    asked.wait(_ANSWER_SECONDS)
-    if not asked.ready():
+    answer = client[number].apply_async(EngineFacts.here)
+    answer.wait(_ANSWER_SECONDS)
+    if not answer.ready():
         raise EnvironmentProblem(
             f"Engine {number} has not answered join_engines() for {_ANSWER_SECONDS:g} s: wait for "
             "the cell that it runs, or start a new cluster."
         )
-    facts: EngineFacts = _result(asked, f"engine {number}")
+    facts: EngineFacts = _result(answer, f"engine {number}")
     return facts
 
 

@@ -71,13 +71,13 @@ class StepEvents(StepMemory):
             return
         self._open = path
         self._go_to(path)
-        self._turns.append((torch_private.nodes_made(), path))
+        self._turns.append((torch_private.count_nodes(), path))
         try:
             yield
         finally:
             # What is freed before the next operator, or block, belongs to this one.
             self._open = ""
-            self._turns.append((torch_private.nodes_made(), ""))
+            self._turns.append((torch_private.count_nodes(), ""))
 
     def own(self, tensor: torch.Tensor, block: str) -> None:
         """Notes that a tensor that is held belongs to `block`; empty for none."""
@@ -98,7 +98,7 @@ class StepEvents(StepMemory):
         )
         held = (
             Held(
-                _scaled(made),
+                _in_ticks(made),
                 self._blocks.get(number, ""),
                 stored.get(number),
                 self._sums.get(number, ""),
@@ -113,11 +113,13 @@ class StepEvents(StepMemory):
         end = self._end_of_pass * TICK
         return TracedStep(mesh, tuple(operators), tuple(started), tuple(held), tuple(places), end)
 
-    def _saw(self, operator: torch_private.Operator, operands: object, result: object) -> None:
+    def _on_operator(
+        self, operator: torch_private.Operator, operands: object, result: object
+    ) -> None:
         owners = self._owners(operands)
         self._locate(operands, owners)
         first = len(self._made)
-        super()._saw(operator, operands, result)
+        super()._on_operator(operator, operands, result)
         place = self._places[-1].block
         for number in range(first, len(self._made)):
             self._blocks.setdefault(number, place)
@@ -127,7 +129,9 @@ class StepEvents(StepMemory):
             self._note_started(self._pending, operands, owners, first)
         elif step_work.is_work(operator) and step_work.tensors_in((operands, result)):
             work = step_work.work_of(operator, operands, result, self._updates)
-            shares = () if place else self._share(step_work.touched(operator, operands, result))
+            shares = (
+                () if place else self._share(step_work.touched_tensors(operator, operands, result))
+            )
             if work.bytes:
                 self._operators[work, place, shares] += 1
 
@@ -230,6 +234,6 @@ class StepEvents(StepMemory):
                 self._blocks[number] = next(iter(owners))
 
 
-def _scaled(one: Allocation) -> Allocation:
+def _in_ticks(one: Allocation) -> Allocation:
     end = None if one.end is None else one.end * TICK
     return attrs.evolve(one, begin=one.begin * TICK, end=end)

@@ -33,16 +33,18 @@ def work_of(
 
     `updates` says whether it belongs to the update of the optimizer.
     """
-    moved = sum(map(size_of, touched(operator, operands, result)))
+    moved = sum(map(size_of, touched_tensors(operator, operands, result)))
     flops = _flops(operator, operands, result)
     return Work(str(operator), dtype_of((operands, result)), flops, moved, updates)
 
 
-def touched(operator: torch_private.Operator, operands: Any, result: object) -> list[torch.Tensor]:
+def touched_tensors(
+    operator: torch_private.Operator, operands: Any, result: object
+) -> list[torch.Tensor]:
     """Returns the tensors that an operator reads and writes; written operands come twice."""
     args, kwargs = operands
-    read = _once((args, kwargs))
-    written = _once(torch_private.written_operands(operator, args, kwargs))
+    read = _unique_tensors((args, kwargs))
+    written = _unique_tensors(torch_private.written_operands(operator, args, kwargs))
     memories = {torch_private.memory_of(tensor) for tensor in read}
     made = [
         tensor for tensor in tensors_in(result) if torch_private.memory_of(tensor) not in memories
@@ -50,7 +52,7 @@ def touched(operator: torch_private.Operator, operands: Any, result: object) -> 
     return [*read, *written, *made]
 
 
-def _once(nest: object) -> list[torch.Tensor]:
+def _unique_tensors(nest: object) -> list[torch.Tensor]:
     """Returns the tensors in a structure, those with the same elements once."""
     return list({_elements(tensor): tensor for tensor in tensors_in(nest)}.values())
 

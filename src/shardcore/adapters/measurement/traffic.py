@@ -28,7 +28,7 @@ class Traffic:
     # The total bytes of this rank's operands.
     operand_bytes: Counter[str] = attrs.field(factory=Counter)
 
-    def add(self, started: torch_private.Started) -> None:
+    def add(self, started: torch_private.CollectiveCall) -> None:
         """Counts one collective."""
         self.calls[started.name] += 1
         self.operand_bytes[started.name] += started.operand_bytes
@@ -47,7 +47,7 @@ def count_collectives() -> Iterator[Traffic]:
 
 
 @attrs.frozen
-class _Running:
+class _RunningOperator:
     """The outermost running operator on sharded tensors, and the number of fall-backs before it."""
 
     name: str
@@ -78,25 +78,27 @@ class StepTracer:
         self._memories = {
             torch_private.memory_of(_part(variable)): path for path, variable in variables.items()
         }
-        self._running: _Running | None = None
+        self._running: _RunningOperator | None = None
         self._turns: list[tuple[int, str]] = []
         self._made_of: Any = WeakIdKeyDictionary()
 
     def tracing(self) -> AbstractContextManager[Any]:
         """Opens a context in which collectives are seen."""
-        return torch_private.CollectiveListener(self._saw, self._around, values=self._values)
+        return torch_private.CollectiveListener(
+            self._on_collective, self._operator_scope, values=self._values
+        )
 
     @contextmanager
     def layer(self, layer: str) -> Iterator[None]:
         """Opens the call of the layer at the path `layer`, which owns its backward pass."""
         before = self._turns[-1][1] if self._turns else ""
-        self._turns.append((torch_private.nodes_made(), layer))
+        self._turns.append((torch_private.count_nodes(), layer))
         try:
             yield
         finally:
-            self._turns.append((torch_private.nodes_made(), before))
+            self._turns.append((torch_private.count_nodes(), before))
 
-    def _saw(self, started: torch_private.Started) -> None:
+    def _on_collective(self, started: torch_private.CollectiveCall) -> None:
         move, running = redistribution_scope.now(), self._running
         self._listen(
             Facts(
@@ -124,17 +126,19 @@ class StepTracer:
         return self._turns[at - 1][1] if at else ""
 
     def _reduced(self) -> tuple[str, ...]:
-        leaf = torch_private.accumulated()
+        leaf = torch_private.accumulating_leaf()
         parameters = reduction_scope.now() or (() if leaf is None else (leaf,))
         return tuple(
             self._paths[id(parameter)] for parameter in parameters if id(parameter) in self._paths
         )
 
     @contextmanager
-    def _around(self, operator: object, operands: object) -> Iterator[Callable[[Any], None]]:
+    def _operator_scope(
+        self, operator: object, operands: object
+    ) -> Iterator[Callable[[Any], None]]:
         outer = self._running
         if outer is None:
-            self._running = _Running(str(operator), operands, fallback.count(operands))
+            self._running = _RunningOperator(str(operator), operands, fallback.count(operands))
         try:
             yield lambda result: self._note(operands, result)
         finally:

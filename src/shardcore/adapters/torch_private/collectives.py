@@ -64,8 +64,8 @@ def _in_wider_type(
     return run
 
 
-def _movable(value: torch.Tensor) -> torch.Tensor:
-    """Returns `value`, or its bytes along its last dim if its dtype cannot be moved."""
+def _to_movable_dtype(value: torch.Tensor) -> torch.Tensor:
+    """Returns `value`, or its bytes along its last dim if no backend moves its dtype."""
     return value.contiguous().view(torch.uint8) if value.dtype in _REDUCED_AS else value
 
 
@@ -84,7 +84,7 @@ def all_gather(value: torch.Tensor, group: "dist.ProcessGroup") -> torch.Tensor:
     torch 2.10 to 2.15: gloo reads tensors of a GPU as if they were in the memory of the host, and
     the process crashes (pytorch issue 152645). Only in an all-gather: others copy to the host.
     """
-    dtype, value = value.dtype, _movable(value)
+    dtype, value = value.dtype, _to_movable_dtype(value)
     by_host = value.device.type != "cpu" and runs_on_gloo(group.group_name, value.device)
     sent = value.cpu() if by_host else value.contiguous()
     gathered: torch.Tensor = torch.ops._c10d_functional.all_gather_into_tensor(
@@ -106,12 +106,12 @@ def gather_safely() -> "torch.library.Library":
         The registration, which lasts as long as the process.
     """
     library = torch.library.Library("_c10d_functional", "IMPL")  # type: ignore[no-untyped-call]
-    library.impl("all_gather_into_tensor", _gathered, "CPU")  # type: ignore[no-untyped-call]
+    library.impl("all_gather_into_tensor", _gather_into_new_memory, "CPU")  # type: ignore[no-untyped-call]
     return library
 
 
 @_of_real_parts
-def _gathered(value: torch.Tensor, size: int, group: str) -> torch.Tensor:
+def _gather_into_new_memory(value: torch.Tensor, size: int, group: str) -> torch.Tensor:
     memory = value.new_empty((size * value.shape[0], *value.shape[1:]))
     gathered: torch.Tensor = gather_into()(value, size, group, out=memory)
     return gathered
@@ -136,7 +136,7 @@ def all_to_all(
     `value` has the rows that this rank sends, those for the first rank first; `received` and `sent`
     have the numbers of rows from and for each rank.
     """
-    dtype, moved = value.dtype, _movable(value)
+    dtype, moved = value.dtype, _to_movable_dtype(value)
     if moved.dtype != dtype and value.ndim == 1:  # its rows are bytes
         received, sent = ([rows * dtype.itemsize for rows in counts] for counts in (received, sent))
     exchanged: torch.Tensor = torch.ops._c10d_functional.all_to_all_single(
@@ -152,7 +152,7 @@ def wait(value: torch.Tensor) -> torch.Tensor:
 
 
 @attrs.frozen(eq=False)
-class Started:
+class CollectiveCall:
     """A collective that this rank is about to start."""
 
     name: str  # its name: "all_reduce"
@@ -178,16 +178,16 @@ class Started:
         return tuple(dist.get_process_group_ranks(group))
 
 
-def started_by(operator: Operator, args: Args) -> Started | None:
+def collective_call(operator: Operator, args: Args) -> CollectiveCall | None:
     """Returns the collective that `operator` starts, None if it starts none."""
-    name = _moving(operator._schema.name)
+    name = _collective_of(operator._schema.name)
     names = [argument.name for argument in operator._schema.arguments] if name else []
     groups = [args[at] for at, argument in enumerate(names) if argument in _GROUPS]
     if not groups:
         return None
     operands = args[next(at for at, argument in enumerate(names) if argument in _OPERANDS)]
     tensors = (leaf for leaf in tree_leaves(operands) if isinstance(leaf, torch.Tensor))
-    return Started(name, tuple(tensors), groups[0])
+    return CollectiveCall(name, tuple(tensors), groups[0])
 
 
 def is_collective(operator: object) -> bool:
@@ -198,7 +198,7 @@ def is_collective(operator: object) -> bool:
 def collective_name(operator: object) -> str:
     """Returns the name of the collective that `operator` starts; empty without one."""
     name = _name(operator)
-    return _moving(name) if name.startswith("_c10d_functional::") else ""
+    return _collective_of(name) if name.startswith("_c10d_functional::") else ""
 
 
 def _group_named(name: str) -> Any:
@@ -273,7 +273,7 @@ def is_of_collectives(operator: object) -> bool:
 
 
 @cache
-def _moving(name: str) -> str:
+def _collective_of(name: str) -> str:
     """Returns the collective of the operator `name`, such as "c10d::allreduce_"; else ""."""
     plain = name.partition("::")[2].replace("_", "")
     return next(

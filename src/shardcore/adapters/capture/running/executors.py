@@ -150,7 +150,7 @@ def compile_trace(
     inputs = [torch.empty(form.shape, dtype=form.dtype, device=form.device) for form in forms]
     module = graph_of(run_passes_for_compiler(trace, onednn), literals)
     try:
-        generated = torch_private.inductor.compiled(
+        generated = torch_private.inductor.compile_graph(
             module, [*inputs, *map(_detached, captured_inputs)]
         )
     finally:

@@ -57,7 +57,7 @@ class Source:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Source]:
+def open_source(path: Path) -> Iterator[Source]:
     """Opens a source.
 
     Raises:
@@ -113,7 +113,7 @@ def _array(name: str, nbytes: int) -> memoryview:
 
 
 def _safetensors(paths: Iterable[Path], path: Path, stack: ExitStack) -> Source:
-    files = [stack.enter_context(safetensors.opened(part)) for part in paths]
+    files = [stack.enter_context(safetensors.open_file(part)) for part in paths]
     pairs = [(name, file) for file in files for name in file.entries]
     if not pairs:
         raise CheckpointError(f"{str(path)!r} has no .safetensors file with a tensor.")

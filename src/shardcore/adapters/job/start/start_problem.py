@@ -19,7 +19,7 @@ TELL_LIMIT = timedelta(seconds=30)
 _SLEEP_SECONDS = 0.01
 
 
-def shared(problem: str, store: "Store", job: Job, limit: timedelta) -> str:
+def share(problem: str, store: "Store", job: Job, limit: timedelta) -> str:
     """Returns the problem of a rank that has one; empty once all ranks are here without.
 
     Args:
