@@ -73,22 +73,22 @@ class SafetensorsFile:
         return entry
 
     def read(
-        self, entry: Entry, part: Box, target: memoryview, shape: tuple[int, ...], place: Box
+        self, entry: Entry, part: Box, target: memoryview, shape: tuple[int, ...], target_box: Box
     ) -> int:
-        """Reads a part of a tensor to a place in an array.
+        """Reads a part of a tensor into a box of an array.
 
         Args:
             entry: The tensor.
             part: The part of it.
             target: The bytes of the array, in row-major order.
             shape: The shape of the array.
-            place: Where the part goes.
+            target_box: The box in the array to which the part goes.
 
         Returns:
             The bytes that were read from the file, which are those of the part.
         """
         width, done = DTYPES[entry.dtype][1], 0
-        for source, to, count in runs(entry.shape, part, shape, place):
+        for source, to, count in runs(entry.shape, part, shape, target_box):
             size = count * width
             to_bytes = target[to * width : to * width + size]
             self._read_at(entry.begin + source * width, to_bytes)

@@ -66,8 +66,8 @@ class FolderReader:
     ) -> int:
         """Reads parts of a variable, and returns the bytes that were read."""
         return sum(
-            file.read(entry, part, target, shape, place)
-            for file, entry, part, place in self._copies(variable, parts)
+            file.read(entry, part, target, shape, target_box)
+            for file, entry, part, target_box in self._copies(variable, parts)
         )
 
     def _copies(

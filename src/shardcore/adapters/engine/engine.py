@@ -30,7 +30,7 @@ class TensorClasses(Protocol):
         ...
 
     def adopt(self, engine: "Engine", tensor: torch.Tensor) -> ShardedTensor | None:
-        """A tensor of another library as a sharded one; None for a plain tensor."""
+        """Returns a tensor of another library as a sharded one; None for a plain tensor."""
         ...
 
 
@@ -73,12 +73,12 @@ class Engine:
         weight: bool = False,
     ) -> Form:
         """Returns the unique form with these fields."""
-        asked = (shape, strides, layout, dtype, device, weight)
-        form = self._forms.get(asked)
+        fields = (shape, strides, layout, dtype, device, weight)
+        form = self._forms.get(fields)
         if form is None:
             strides = contiguous_strides(shape) if strides is None else strides
             key = (shape, strides, layout.normalized(shape), dtype, device, weight)
-            form = self._forms[asked] = self._forms.setdefault(key, Form(*key))
+            form = self._forms[fields] = self._forms.setdefault(key, Form(*key))
         return form
 
     def evolved(self, form: Form, **changes: object) -> Form:

@@ -104,13 +104,13 @@ def replace_memory(target: ShardedTensor, value: torch.Tensor) -> None:
     engine = target.engine
     source = engine.as_sharded(value)
     refresh(source)
-    moved = in_layout(source, target.form.layout.reduced, copies=True)
-    shares = moved is source and source.copied is None
-    part = moved.part if shares else moved.part.clone()
-    form = engine.evolved(moved.form, weight=target.form.weight)
+    in_own_layout = in_layout(source, target.form.layout.reduced, copies=True)
+    shares = in_own_layout is source and source.copied is None
+    part = in_own_layout.part if shares else in_own_layout.part.clone()
+    form = engine.evolved(in_own_layout.form, weight=target.form.weight)
     torch_private.set_metadata(target, engine.wrap(part, form))
     target.part, target.form, target.copied = part, form, None
-    target.memory = moved.memory if shares else Memory()
+    target.memory = in_own_layout.memory if shares else Memory()
 
 
 def shard_like(value: torch.Tensor, target: ShardedTensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """The last cell of a notebook that this rank has run, where a notebook's engines are the ranks.
 
 A rank of a notebook goes on after an error that all ranks have. If one waits for another in vain,
-they are no longer at one place of the program: the error ends all ranks then.
+they are no longer at one point of the program: the error ends all ranks then.
 """
 
 import attrs

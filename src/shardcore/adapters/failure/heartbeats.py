@@ -45,9 +45,9 @@ def look(
     """Looks at the heartbeats of ranks for a few seconds, less if no more is to be seen."""
     between = min(_SILENT_SECONDS, _LOOK_SECONDS * max(1.0, len(ranks) / 100))
     before = _last(store, ranks)
-    places = store.find_all([f"place/{rank}" for rank in ranks])
-    by_rank = zip(ranks, places, strict=True)
-    ended = tuple(rank for rank, place in by_rank if place == exchange.ENDED.encode())
+    statuses = store.find_all([f"place/{rank}" for rank in ranks])
+    by_rank = zip(ranks, statuses, strict=True)
+    ended = tuple(rank for rank, status in by_rank if status == exchange.ENDED.encode())
     after, begun = dict(before), time.monotonic()
     while not ended and (
         time.monotonic() < begun + _SILENT_SECONDS
@@ -61,7 +61,7 @@ def look(
 
 
 def look_with_timeout(connect: Callable[[], SignedStore], ranks: Sequence[int]) -> Seen | None:
-    """Looks likewise; returns None if the store of `connect` does not answer in time."""
+    """Looks as `look` does; returns None if the store of `connect` does not answer in time."""
     return within(_STORE_SECONDS, lambda: look(connect(), ranks))
 
 

@@ -36,12 +36,12 @@ def terminated(rank: int) -> Failure:
 
 
 def silent(rank: int) -> Failure:
-    """Returns the failure of a rank that ended without a word."""
+    """Returns the failure of a rank that ended and published nothing."""
     return Failure(rank, "its process ended without an error (killed, out of memory, os._exit?)")
 
 
 def no_answer(seconds: float) -> Failure:
-    """Returns the failure of the store's host, or of what holds the store there: no answer."""
+    """Returns the failure of the store, which does not answer: its host or its process has died."""
     text = (
         f"{store_host.describe()} has not answered for {seconds:.0f} seconds: the host has "
         "ended, the process that holds the store is stopped, or the network stalls"

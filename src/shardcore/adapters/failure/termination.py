@@ -113,10 +113,10 @@ class Termination:
             is_terminated: Whether SIGTERM came to this rank.
         """
         if self._first is None:
-            asked = store.request_end(self.rank) if is_terminated else store.sigterm_rank()
-            if asked is None:
+            first = store.request_end(self.rank) if is_terminated else store.sigterm_rank()
+            if first is None:
                 return None
-            store.publish_point(self._begin(asked))
+            store.publish_point(self._begin(first))
         assert self._first is not None
         if self._target is None and self._has_points:
             self._agree(store.points(self.world_size))

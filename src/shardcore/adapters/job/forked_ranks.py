@@ -74,7 +74,7 @@ def environment_of(world_size: int) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _fork_ranks(case: Case[Any], workspace: Workspace, world_size: int) -> Iterator[list[Rank]]:
-    """Forks the ranks, which have ended at the end."""
+    """Forks the ranks, and ends them at the end of the context."""
     context = multiprocessing.get_context("fork")
     ranks: list[Rank] = []
     # Every rank would write the buffered text again.
@@ -126,7 +126,7 @@ def _child(case: Case[object], workspace: Workspace, rank: int, sender: Connecti
 
 
 def write_stacks(path: Path) -> None:
-    """Has this process write its stacks to a file: on SIGUSR1, and when it crashes."""
+    """Makes this process write its stacks to a file: on SIGUSR1, and when it crashes."""
     dump = path.open("w")
     faulthandler.register(signal.SIGUSR1, file=dump, all_threads=True)
     faulthandler.enable(file=dump)

@@ -42,7 +42,7 @@ def start(job: Job | None, timeout: float | None = None, *, init_method: str | N
     """Joins the job's group, or adopts the one that the user has already started.
 
     Args:
-        job: The place of this process; None for a single process, which starts no group.
+        job: The job, with the rank of this process; None for a process alone, without a group.
         timeout: The seconds that a collective may wait for the other ranks; by default the
             environment variable `SHARDCORE_TIMEOUT`, else 600.
         init_method: The rendezvous of the ranks, as a URL for torch; by default `tcp://` with

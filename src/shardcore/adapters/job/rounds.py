@@ -58,9 +58,9 @@ class Round:
         if not self.shared.store.check(keys):
             return
         values = self.shared.get(keys)
-        places = {value: place for place, value in enumerate(dict.fromkeys(values))}
-        runs = [(places[value], len(list(same))) for value, same in groupby(values)]
-        self.shared.set(self._joined, pickle.dumps((list(places), runs)))
+        indices = {value: index for index, value in enumerate(dict.fromkeys(values))}
+        runs = [(indices[value], len(list(same))) for value, same in groupby(values)]
+        self.shared.set(self._joined, pickle.dumps((list(indices), runs)))
 
     def is_complete(self) -> bool:
         """Returns whether the values are joined."""
@@ -78,7 +78,7 @@ class Round:
     def values(self) -> list[bytes]:
         """Returns the values of all ranks, once the round is complete."""
         distinct, runs = pickle.loads(self.shared.get([self._joined])[0])
-        return [distinct[place] for place, count in runs for _ in range(count)]
+        return [distinct[index] for index, count in runs for _ in range(count)]
 
     def forget(self) -> None:
         """Removes what this rank has left, once the next round is complete: all have read it."""

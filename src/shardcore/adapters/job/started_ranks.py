@@ -105,7 +105,7 @@ class RankProcess(Protocol):
         """Waits for its end."""
 
     def close(self) -> None:
-        """Releases what is kept of it."""
+        """Releases its resources, after its end."""
 
 
 class Stream:

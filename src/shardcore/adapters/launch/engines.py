@@ -95,11 +95,11 @@ def join(client: Any, devices: int | None, become_rank: Callable[..., str]) -> E
         for rank, number in enumerate(numbers)
     ]
     try:
-        joined = _results(joining)
+        device_names = _results(joining)
     except BaseException:
         _stop(client)  # the other engines wait for the one that failed
         raise
-    engines = Engines(client, numbers, tuple(fact.process for fact in facts), tuple(joined))
+    engines = Engines(client, numbers, tuple(fact.process for fact in facts), tuple(device_names))
     view = engines.view
     view.block = True
     if _is_in_notebook():

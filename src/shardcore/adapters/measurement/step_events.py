@@ -120,20 +120,22 @@ class StepEvents(StepMemory):
         self._locate(operands, owners)
         first = len(self._made)
         super()._on_operator(operator, operands, result)
-        place = self._places[-1].block
+        current = self._places[-1].block
         for number in range(first, len(self._made)):
-            self._blocks.setdefault(number, place)
-        if not place:
+            self._blocks.setdefault(number, current)
+        if not current:
             self._own_results(operands, result, first, owners)
         if self._pending is not None and torch_private.is_of_collectives(operator):
             self._note_started(self._pending, operands, owners, first)
         elif step_work.is_work(operator) and step_work.tensors_in((operands, result)):
             work = step_work.work_of(operator, operands, result, self._updates)
             shares = (
-                () if place else self._share(step_work.touched_tensors(operator, operands, result))
+                ()
+                if current
+                else self._share(step_work.touched_tensors(operator, operands, result))
             )
             if work.bytes:
-                self._operators[work, place, shares] += 1
+                self._operators[work, current, shares] += 1
 
     def _note_started(self, facts: Facts, operands: object, owners: set[str], first: int) -> None:
         """Notes the collective, whose results are the allocations from the number `first` on."""
@@ -207,7 +209,7 @@ class StepEvents(StepMemory):
     def _own_results(self, operands: Any, result: Any, first: int, owners: set[str]) -> None:
         """Assigns the results of an operator outside of blocks to the blocks of its operands.
 
-        An operator on lists gives each result to the blocks of the operands at its place. The
+        An operator on lists gives each result to the blocks of the operands at its index. The
         result of one that joins a list belongs to all of them.
         """
         if not (owners and self._end_of_pass):
@@ -216,8 +218,8 @@ class StepEvents(StepMemory):
         lists = [arg for arg in args if isinstance(arg, list | tuple)]
         results = result if isinstance(result, list | tuple) else [result]
         if lists and all(len(tensors) == len(results) for tensors in lists):
-            for place, made in enumerate(results):
-                self._own_result(made, first, self._owners([one[place] for one in lists]))
+            for index, made in enumerate(results):
+                self._own_result(made, first, self._owners([one[index] for one in lists]))
         elif len(owners) == 1:
             for made in results:
                 self._own_result(made, first, owners)

@@ -58,8 +58,8 @@ def _unique_tensors(nest: object) -> list[torch.Tensor]:
 
 
 def _elements(tensor: torch.Tensor) -> Hashable:
-    place = torch_private.memory_of(tensor), tensor.storage_offset()
-    return *place, tuple(tensor.shape), tensor.stride(), tensor.dtype
+    elements = torch_private.memory_of(tensor), tensor.storage_offset()
+    return *elements, tuple(tensor.shape), tensor.stride(), tensor.dtype
 
 
 def size_of(tensor: torch.Tensor) -> int:

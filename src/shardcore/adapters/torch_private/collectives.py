@@ -136,11 +136,11 @@ def all_to_all(
     `value` has the rows that this rank sends, those for the first rank first; `received` and `sent`
     have the numbers of rows from and for each rank.
     """
-    dtype, moved = value.dtype, _to_movable_dtype(value)
-    if moved.dtype != dtype and value.ndim == 1:  # its rows are bytes
+    dtype, movable = value.dtype, _to_movable_dtype(value)
+    if movable.dtype != dtype and value.ndim == 1:  # its rows are bytes
         received, sent = ([rows * dtype.itemsize for rows in counts] for counts in (received, sent))
     exchanged: torch.Tensor = torch.ops._c10d_functional.all_to_all_single(
-        moved.contiguous(), received, sent, group.group_name
+        movable.contiguous(), received, sent, group.group_name
     )
     return exchanged.view(dtype) if exchanged.dtype != dtype else exchanged
 

@@ -49,7 +49,7 @@ class GivenDTensor(DTensor):
 
 
 def _register_operators(kind: type[DTensor]) -> None:
-    """Has torch 2.11 call `__torch_dispatch__` of `kind` for each operator that exists now."""
+    """Makes torch 2.11 call `__torch_dispatch__` of `kind` for each operator that exists now."""
     for library, names in _operators():
         for name in names:
             torch.library.register_torch_dispatch(name, kind, _dispatch, lib=library)

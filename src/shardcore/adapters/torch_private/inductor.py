@@ -128,8 +128,8 @@ def _one_gather_at_a_time() -> Any:
         def uuid(self) -> Any:
             # In the key of the cache this stands for all changes to Inductor here, and for the
             # instructions of this processor, whose widths the code contains.
-            asked = os.environ.get("ATEN_CPU_CAPABILITY", "")
-            key = hashlib.sha256(f"{torch.backends.cpu.get_cpu_capability()} {asked}".encode())
+            forced = os.environ.get("ATEN_CPU_CAPABILITY", "")
+            key = hashlib.sha256(f"{torch.backends.cpu.get_cpu_capability()} {forced}".encode())
             for file in (__file__, collectives.__file__, pooling.__file__):
                 key.update(Path(file).read_bytes())
             return key.digest()

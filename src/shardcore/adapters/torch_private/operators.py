@@ -162,13 +162,13 @@ def is_view(operator: Operator) -> bool:
 @cache
 def writes_first(operator: object) -> bool:
     """Returns whether `operator` writes into its first operand."""
-    return any(place == 0 for place, _ in _written_arguments(operator))
+    return any(position == 0 for position, _ in _written_arguments(operator))
 
 
 @cache
 def writes_others(operator: object) -> bool:
     """Returns whether `operator` writes into another operand than its first."""
-    return any(place > 0 for place, _ in _written_arguments(operator))
+    return any(position > 0 for position, _ in _written_arguments(operator))
 
 
 def written_operands(
@@ -176,8 +176,8 @@ def written_operands(
 ) -> list[Any]:
     """Returns the operands into which `operator` writes: tensors, and those of each list."""
     written: list[Any] = []
-    for place, name in _written_arguments(operator):
-        operand = args[place] if place < len(args) else kwargs.get(name, ())
+    for position, name in _written_arguments(operator):
+        operand = args[position] if position < len(args) else kwargs.get(name, ())
         written += as_tuple(operand)
     return written
 
@@ -188,8 +188,8 @@ def _written_arguments(operator: object) -> tuple[tuple[int, str], ...]:
     schema = getattr(operator, "_schema", None)
     arguments = () if schema is None else schema.arguments
     return tuple(
-        (place, argument.name)
-        for place, argument in enumerate(arguments)
+        (position, argument.name)
+        for position, argument in enumerate(arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     )
 

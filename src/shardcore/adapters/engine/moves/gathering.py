@@ -43,8 +43,8 @@ def gather_in_pieces(tensor: ShardedTensor, at_once: int = GATHERED_BYTES) -> to
             )
             for axis in axes:
                 sent = wait(collectives.all_gather(sent, engine.groups[axis]), "all_gather")
-            for place, values in zip(held, sent.chunk(len(ranks)), strict=True):
-                view = full[place][piece]
+            for slices, values in zip(held, sent.chunk(len(ranks)), strict=True):
+                view = full[slices][piece]
                 view.copy_(values[: view.numel()].reshape(view.shape))
     return full.reshape(form.shape)
 

@@ -36,7 +36,7 @@ def _slice(part: torch.Tensor, step: Step, engine: Engine) -> torch.Tensor:
 
 
 def _all_gather(part: torch.Tensor, step: Step, engine: Engine) -> torch.Tensor:
-    """Uneven shards are each sent in a buffer of the size of the largest."""
+    """Sends each uneven shard in a buffer of the size of the largest one."""
     assert step.source_dim is not None
     peers = engine.world.peers(step.axis)
     shapes = [step.source.local_shape(step.shape, peer) for peer in peers]
@@ -157,7 +157,7 @@ def _interleave(
 
 
 def _reduce_scatter(part: torch.Tensor, step: Step, engine: Engine) -> torch.Tensor:
-    """Uneven shards are each sent in a buffer of the size of the largest."""
+    """Sends each uneven shard in a buffer of the size of the largest one."""
     assert step.op is not None
     assert step.target_dim is not None
     peers, rank = engine.world.peers(step.axis), engine.world.position

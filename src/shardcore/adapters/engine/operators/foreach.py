@@ -22,7 +22,7 @@ from shardcore.domain.rules.rule import fits
 
 
 def on_list(operator: Operator, *args: Any, **kwargs: Any) -> Any:
-    """Runs `_foreach_add(tensors, ...)` and similar on the tensors at each place of the lists."""
+    """Runs `_foreach_add(tensors, ...)` and similar on the tensors at each index of the lists."""
     if operator == torch_private.LIST_NORM:
         return _norms(*args, **kwargs)
     if not writes_first(operator):
@@ -45,11 +45,11 @@ def _norms(tensors: list[Any], order: float = 2, dtype: torch.dtype | None = Non
             alike.setdefault((norms[at].form.layout, norms[at].dtype), []).append(at)
         else:
             norms[at] = torch.linalg.vector_norm(tensor, order, dtype=dtype)
-    for places in alike.values():
-        totals = [norms[at] for at in places]
+    for indices in alike.values():
+        totals = [norms[at] for at in indices]
         if totals[0].form.is_pending:
             totals = reduced(torch.stack(totals)).unbind()
-        for at, total in zip(places, totals, strict=True):
+        for at, total in zip(indices, totals, strict=True):
             norms[at] = total.sqrt().to(dtype or tensors[at].dtype)
     return norms
 

@@ -48,8 +48,8 @@ def _own_rows(
 
     def compute(parts: Parts) -> Sequence[torch.Tensor]:
         rows, wanted, own = parts
-        here, place = _places(wanted, own)
-        return (operator(rows, place).masked_fill(~here.unsqueeze(-1), 0),)
+        is_here, index = _find_in(wanted, own)
+        return (operator(rows, index).masked_fill(~is_here.unsqueeze(-1), 0),)
 
     rule = lookups.embedding_of_rows(indices.ndim)
     shape = (*indices.shape, *table.shape[1:])
@@ -128,15 +128,15 @@ def _nll_loss(
 
     def call_on_classes(parts: Parts) -> Sequence[torch.Tensor]:
         x, classes, numbers, *weights = parts
-        here, place = _places(classes, numbers)
+        is_here, index = _find_in(classes, numbers)
         counts = classes != ignored
-        losses = -x.gather(1, place.unsqueeze(1)).squeeze(1)
+        losses = -x.gather(1, index.unsqueeze(1)).squeeze(1)
         own = counts.to(x.dtype)
         if weights:
-            losses = losses * weights[0][place]
-            own = weights[0][place].where(here & counts, 0)
+            losses = losses * weights[0][index]
+            own = weights[0][index].where(is_here & counts, 0)
         unknown = counts & ((classes < 0) | (classes >= inputs.shape[1]))
-        losses = losses.where(here & counts, 0).masked_fill(unknown, torch.nan)
+        losses = losses.where(is_here & counts, 0).masked_fill(unknown, torch.nan)
         return (losses if local == _NONE else losses.sum(), own.sum())
 
     numbers, weights = _numbers(inputs), [] if weight is None else [weight]
@@ -168,10 +168,10 @@ def _nll_loss_backward(
     def call_on_classes(parts: Parts) -> Sequence[torch.Tensor]:
         grad, x, classes, full_total, numbers, *weights = parts
         row_grad = grad / full_total if reduction == _MEAN else grad
-        here, place = _places(classes, numbers)
-        row_grad = -row_grad * weights[0][place] if weights else -row_grad
-        row_grad = row_grad.where(here & (classes != ignored), 0).to(x.dtype)
-        return (torch.zeros_like(x).scatter_(1, place.unsqueeze(1), row_grad.unsqueeze(1)),)
+        is_here, index = _find_in(classes, numbers)
+        row_grad = -row_grad * weights[0][index] if weights else -row_grad
+        row_grad = row_grad.where(is_here & (classes != ignored), 0).to(x.dtype)
+        return (torch.zeros_like(x).scatter_(1, index.unsqueeze(1), row_grad.unsqueeze(1)),)
 
     numbers, weights = _numbers(inputs), [] if weight is None else [weight]
     is_reduced = reduction != _NONE
@@ -180,13 +180,13 @@ def _nll_loss_backward(
     return run_rule(operator, rule, operands, call_on_classes if numbers else call)[0]
 
 
-def _places(wanted: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _find_in(wanted: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns whether each of `wanted` is in the sorted `numbers`, and its index, arbitrary if not.
 
     A rank has several pieces of a dim that is sharded within its segments.
     """
-    place = torch.searchsorted(numbers, wanted.to(numbers.dtype)).clamp(max=len(numbers) - 1)
-    return numbers[place] == wanted, place
+    index = torch.searchsorted(numbers, wanted.to(numbers.dtype)).clamp(max=len(numbers) - 1)
+    return numbers[index] == wanted, index
 
 
 def _numbers(inputs: torch.Tensor) -> list[torch.Tensor]:

@@ -31,8 +31,8 @@ def _linear_in(operands: Sequence[Operand], shape: tuple[int, ...]) -> list[int]
     """
     with_weight = any(operand.form.weight for operand in operands)
     return [
-        place
-        for place, operand in enumerate(operands)
+        position
+        for position, operand in enumerate(operands)
         if not with_weight or prod(shape) <= operand.numel()
     ]
 

@@ -68,22 +68,22 @@ def _linear_in(operator: Operator, operands: Sequence[Operand], args: Args) -> S
     else:
         scales = all(map(cmath.isfinite, numbers))
     largest = max(operand.numel() for operand in operands)
-    places = [
-        place
-        for place in _SCALING[operator]
-        if place < len(operands) and operands[place].numel() == largest
+    positions = [
+        position
+        for position in _SCALING[operator]
+        if position < len(operands) and operands[position].numel() == largest
     ]
-    return places if scales else ()
+    return positions if scales else ()
 
 
 def _adds(operator: Operator, operands: Sequence[Operand]) -> Sequence[int]:
     """Returns the operands that are added, if a partial one is as large as the result."""
-    places = _ADDING.get(operator, ())
+    positions = _ADDING.get(operator, ())
     largest = max(operand.numel() for operand in operands)
-    if len(operands) <= max(places, default=0):
+    if len(operands) <= max(positions, default=0):
         return ()  # of a tensor and a number
     pending = [operand for operand in operands if operand.form.layout.partial]
-    return places if all(operand.numel() == largest for operand in pending) else ()
+    return positions if all(operand.numel() == largest for operand in pending) else ()
 
 
 def _orders(

@@ -55,8 +55,7 @@ def _shards_plane(tensor: Operand, windows: Sequence[int | None]) -> bool:
     """Returns whether a dim that consists of windows is sharded."""
     first = tensor.ndim - len(windows)
     return any(
-        window is not None and tensor.is_sharded(first + place)
-        for place, window in enumerate(windows)
+        window is not None and tensor.is_sharded(first + dim) for dim, window in enumerate(windows)
     )
 
 
@@ -65,7 +64,7 @@ def _sharded(
 ) -> Task:
     operands = [arg for arg in args if isinstance(arg, Operand)]
     results = torch_private.number_of_results(operator)
-    kinds = tuple(place in pooled for place in range(len(operands)))
+    kinds = tuple(position in pooled for position in range(len(operands)))
     rule = layers.pool(operands[0].ndim, windows, kinds, results)
     return Task(rule, operands, orders=[order_of(operands[0])] * results)
 
@@ -94,9 +93,9 @@ def _largest_backward_of_sharded(
     sizes = tuple(image.shape[-len(windows) :])
 
     def compute(parts: Parts) -> Sequence[torch.Tensor]:
-        grad, part, places, *own = parts
+        grad, part, maxima, *own = parts
         numbered = [partial(torch.searchsorted, of_dim) for of_dim in own]
-        local = _renumbered(places, sizes, part.shape[-len(sizes) :], numbered)
+        local = _renumbered(maxima, sizes, part.shape[-len(sizes) :], numbered)
         return (operator(grad, part, *numbers, local),)
 
     rule = layers.pool(image.ndim, windows, (True, False, True), numbered=True)

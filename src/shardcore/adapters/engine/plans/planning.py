@@ -35,8 +35,8 @@ def plan_task(operator: Operator, task: Task, engine: Engine) -> Plan:
         pending = ()
         sharding = _sharding(task, forms, engine)
     uses = tuple(
-        _use(task, place, form, target, pending, engine)
-        for place, (form, target) in enumerate(zip(forms, sharding.operands, strict=True))
+        _use(task, position, form, target, pending, engine)
+        for position, (form, target) in enumerate(zip(forms, sharding.operands, strict=True))
     )
     if task.over is not None:
         task = attrs.evolve(task, compute=task.over(engine, sharding))
@@ -44,11 +44,11 @@ def plan_task(operator: Operator, task: Task, engine: Engine) -> Plan:
 
 
 def _use(
-    task: Task, place: int, form: Form, target: Layout, pending: PartialAxes, engine: Engine
+    task: Task, position: int, form: Form, target: Layout, pending: PartialAxes, engine: Engine
 ) -> tuple[int, Redistribution | None, bool]:
-    """Returns how the operand at `place` is used; see `Plan.uses`."""
-    operand, source = task.operands[place], form
-    if place in task.adds:
+    """Returns how the operand at `position` is used; see `Plan.uses`."""
+    operand, source = task.operands[position], form
+    if position in task.adds:
         # A partial operand stays as it is; only another one becomes zeros on other ranks.
         target = with_pending(target, pending) if pending else target
     elif pending:

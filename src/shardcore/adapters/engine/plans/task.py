@@ -81,10 +81,10 @@ class Task:
     # the local shards in the place of tensors.
     compute: Compute | None = None
     result_shapes: Shapes = ()  # the global shapes of the results, if these may stay partial
-    # The operands, by place, in each of which it is linear: if only that one is a partial sum, the
-    # results are partial sums.
+    # The operands, by position, in each of which it is linear: if only that one is a partial sum,
+    # the results are partial sums.
     linear_in: Sequence[int] = ()
-    # The operands, by place, that it adds, or chooses from: if one of them is a partial sum, the
+    # The operands, by position, that it adds, or chooses from: if one of them is a partial sum, the
     # results are partial, and the first rank adds the other operands.
     adds: Sequence[int] = ()
     of_weights: bool = False  # whether its results are weights if all operands are

@@ -25,7 +25,7 @@ def share(problem: str, store: "Store", job: Job, limit: timedelta) -> str:
     Args:
         problem: That of this rank, or nothing.
         store: The store of this start of the job.
-        job: The place of this rank.
+        job: The rank and its job.
         limit: The most time to wait for the others.
 
     Raises:

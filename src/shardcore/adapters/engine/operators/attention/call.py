@@ -107,7 +107,7 @@ class AttentionCall:
         *,
         causal: bool,
     ) -> tuple[Any, ...]:
-        """Returns the output, its sums as (batch, heads, length), and what else torch returns."""
+        """Returns the output, its sums as (batch, heads, length), and torch's other results."""
         inputs = {"query": query, "key": key, "value": value}
         output, sums, *others = self._run(inputs, mask, causal)
         if sums.shape != query.shape[:3]:

@@ -32,7 +32,7 @@ class _PartialAttention:
     output: torch.Tensor
     sums: torch.Tensor  # per query the logarithm of the sum of the powers of its scores
     keys: int  # the number of keys
-    others: Sequence[Any]  # what else torch returns
+    others: Sequence[Any]  # torch's other results
 
     def merge(self, other: "_PartialAttention") -> "_PartialAttention":
         """Returns the attention to the keys of both."""

@@ -52,8 +52,8 @@ class ShiftHandlers:
         move = Move(tensor.part, tuple(tensor.shape), tensor.form.layout, shift.layout)
         with redistribution_scope(move):
             part = run_exchange(tensor.part, shift.exchange, engine)
-        place = engine.world.mesh.place_along([shift.exchange.axis], engine.world.position)
-        pads = shift.pads[place]
+        coordinate = engine.world.mesh.place_along([shift.exchange.axis], engine.world.position)
+        pads = shift.pads[coordinate]
         if any(pads):
             others = [0, 0] * (part.ndim - 1 - dim)
             part = aten.constant_pad_nd(part, [*others, *pads], self.value)

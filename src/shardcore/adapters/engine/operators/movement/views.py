@@ -144,11 +144,11 @@ def _unfold(operator: Operator, tensor: Operand, dim: int, *window: int) -> Task
 def _unfold_backward(
     operator: Operator, gradient: Operand, sizes: Sequence[int], dim: int, *window: int
 ) -> Task:
-    place = dim % len(sizes)
-    dims = [other if other != place else None for other in range(len(sizes))]
+    target_dim = dim % len(sizes)
+    dims = [other if other != target_dim else None for other in range(len(sizes))]
 
     def call(part: torch.Tensor) -> torch.Tensor:
-        local = [*part.shape[:place], sizes[place], *part.shape[place + 1 : -1]]
+        local = [*part.shape[:target_dim], sizes[target_dim], *part.shape[target_dim + 1 : -1]]
         grad: torch.Tensor = operator(part, local, dim, *window)
         return grad
 

@@ -158,8 +158,8 @@ def _pack_value_and_index(part: torch.Tensor, numbers: torch.Tensor, dim: int) -
     """
     if not part.shape[dim]:
         return torch.full_like(part.sum(dim, keepdim=True), _LEAST, dtype=torch.int64)
-    values, places = part.float().max(dim, keepdim=True)
-    return _order_bits(values) * _HALF + (_HALF - 1 - numbers[places])
+    values, indices = part.float().max(dim, keepdim=True)
+    return _order_bits(values) * _HALF + (_HALF - 1 - numbers[indices])
 
 
 def _order_bits(values: torch.Tensor) -> torch.Tensor:
