@@ -1,4 +1,4 @@
-"""Warnings about the fall-back, which runs an operator on full operands on every rank."""
+"""Warnings about the fall-back, which runs an operator on full operands on every rank (ADR 6)."""
 
 from typing import Any
 

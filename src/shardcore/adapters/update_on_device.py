@@ -1,4 +1,4 @@
-"""Updates of an optimizer that read nothing on the host.
+"""Updates of an optimizer that read nothing on the host (ADR 56).
 
 All branches run. A branch keeps what it overwrites, and at its end `torch.where` takes the new
 values or the kept ones. A product with the predicate could not: zero times `nan` is `nan`.

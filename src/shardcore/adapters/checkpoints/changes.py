@@ -1,4 +1,4 @@
-"""The changes of a directory of checkpoints: one is begun, completed, or removed, under a lease.
+"""Changes of a directory of checkpoints: one is begun, completed or removed, in a lease (ADR 53).
 
 At every moment a complete checkpoint of each step that had one exists, under one of its two names.
 Folders are renamed, and nothing else is asked of the file system.

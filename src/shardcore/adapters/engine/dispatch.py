@@ -1,4 +1,4 @@
-"""Runs an operator on sharded tensors: by its plan, which is made once, or by a handler."""
+"""Runs an operator on sharded tensors: by a plan, which is made once, or a handler (ADR 23)."""
 
 from collections.abc import Hashable, Iterable
 from functools import cache, partial

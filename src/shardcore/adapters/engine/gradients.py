@@ -1,4 +1,4 @@
-"""Gradients: all-reduced in buckets, or redistributed into the layout of their variable."""
+"""Gradients: all-reduced in buckets (ADR 17), or redistributed as their variable is."""
 
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext

@@ -1,4 +1,4 @@
-"""Redistributed copies of tensors: a cache for later uses in the same step.
+"""Redistributed copies of tensors: a cache for later uses in the same step (ADR 17).
 
 Activations: the backward pass reads the copy that the forward pass has all-gathered, and a partial
 sum that several operators read is reduced once. Weights: a recurrent layer uses its kernel at each

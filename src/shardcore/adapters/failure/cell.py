@@ -1,4 +1,4 @@
-"""The last cell of a notebook that this rank has run, where a notebook's engines are the ranks.
+"""The last cell of a notebook whose engines are the ranks (ADR 57), as this rank has run it.
 
 A rank of a notebook goes on after an error that all ranks have. If one waits for another in vain,
 they are no longer at one point of the program: the error ends all ranks then.

@@ -1,4 +1,4 @@
-"""Heartbeats: each rank writes into the store once a second where it is; a stopped one does not.
+"""Heartbeats: once a second each rank that runs writes into the store where it is (ADR 37).
 
 A rank that waits in a collective cannot see who is late. The heartbeats show it.
 """

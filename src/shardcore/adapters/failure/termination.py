@@ -1,4 +1,4 @@
-"""The end of all ranks after SIGTERM: at one point of the program, after they have saved.
+"""The end of all ranks after SIGTERM: at one point of the program, after they have saved (ADR 54).
 
 A launcher sends SIGTERM to one rank or to all, at any time. While a program passes points, such as
 the ends of batches, no rank may stop at one that others have left behind: they would wait for it in

@@ -1,4 +1,4 @@
-"""The failure watch: a rank that fails ends all ranks, with its own error first.
+"""The failure watch: a rank that fails ends all ranks, with its own error first (ADR 7).
 
 Every rank watches a `FailureStore` from a thread. A failing rank publishes its uncaught exception
 there; the others print it and exit. A process of this host that is killed, also for memory, is

@@ -1,4 +1,4 @@
-"""The exchange: values of all ranks, through the store of the process group, in one order.
+"""The exchange: values of all ranks, through the store of the process group, in one order (ADR 33).
 
 A collective of tensors that meets another one on a peer ends the process in C++, or waits for
 minutes. Here each value has a number and the name of the call that sends it. Ranks that are at

@@ -1,4 +1,4 @@
-"""A store whose values only ranks of this job can write.
+"""A store whose values only ranks of this job can write (ADR 42).
 
 Who reaches the port of torch's store can write into it. Each value is therefore signed (HMAC) with
 a secret that rank 0 draws and sends to the others over the process group. A value is checked before

@@ -1,4 +1,4 @@
-"""Engines of an ipyparallel cluster of this host, as the ranks of a job.
+"""Engines of an ipyparallel cluster of this host, as the ranks of a job (ADR 57).
 
 ipyparallel starts the engines, sends them cells, and ends them. An engine is a process with a
 kernel of IPython: what a cell makes stays in it until the next one.

@@ -1,4 +1,4 @@
-"""Real ranks on this machine: new interpreters, which import nothing of the caller's program.
+"""Real ranks here: new interpreters, which import nothing of the caller's program (ADR 52).
 
 An interpreter is started by a command, so that no `__main__` is imported again. It is in another
 session, as a notebook interrupts the group of its process. It ends with this process.

@@ -1,4 +1,4 @@
-"""The memory that a step takes, from a run on tensors without values."""
+"""The memory that a step takes, from a run on tensors without values (ADR 39)."""
 
 import gc
 import weakref

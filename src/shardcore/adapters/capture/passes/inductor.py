@@ -1,4 +1,4 @@
-"""Rewrites the operators of a step on which Inductor fails or gives wrong results."""
+"""Rewrites the operators of a step on which Inductor fails or gives wrong results (ADR 19)."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Runs passes in order, and checks what each of them needs and keeps."""
+"""Runs passes in order, and checks what each of them needs and keeps (ADR 28)."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Set

@@ -1,4 +1,4 @@
-"""Replays captured steps as CUDA graphs: one launch for a step in place of one for each operator.
+"""Replays captured steps as CUDA graphs: one launch for a step, not for each operator (ADR 48).
 
 Not every step: `reason_against` returns why one keeps its launches. What Python has to run comes
 before the graph. A step that starts collectives has one only if the user asks for it: NCCL wants

@@ -1,4 +1,4 @@
-"""Generates a Python function from a trace, one line per call, or a torch.fx graph for Inductor."""
+"""Generates a Python function from a trace, one line per call (ADR 24), or a torch.fx graph."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Programs of steps: a step is recorded twice, and runs from the trace if both are the same."""
+"""Programs of steps: a step is recorded twice, and run from the trace if both agree (ADR 16)."""
 
 from collections.abc import Callable, Container, Iterator, Sequence, Set
 from typing import Any

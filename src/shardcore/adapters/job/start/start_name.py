@@ -1,4 +1,4 @@
-"""The name of one start of a job: torchrun's store outlives its ranks, with all their keys.
+"""The name of one start of a job: torchrun's store outlives its ranks, with their keys (ADR 36).
 
 torch 2.13 keeps one store through all restarts, and gloo would read the addresses of ended ranks.
 The count of restarts is no name: the agents of two hosts can differ in it.

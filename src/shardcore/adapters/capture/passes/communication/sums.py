@@ -1,4 +1,4 @@
-"""Joins all-reduces into buckets, in scratch memory that all runs use."""
+"""Joins all-reduces into buckets, in scratch memory that all runs use (ADR 38)."""
 
 import math
 from collections import Counter

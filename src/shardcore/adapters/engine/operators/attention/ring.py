@@ -1,4 +1,4 @@
-"""Ring attention: a rank keeps its queries; keys and values travel around the ring of ranks.
+"""Ring attention: a rank keeps its queries; keys and values travel around a ring (ADR 43).
 
 For each part of the keys, an operator of torch gives the attention to them, with the logarithm of
 its sum of powers, by which the parts are weighted (Liu et al. 2023, "Ring attention with blockwise
