@@ -42,7 +42,7 @@ def first_name(checkpoint: Path) -> Path:
 def current_path(checkpoint: Path) -> Path:
     """Returns the path of a checkpoint now, under one of its two names.
 
-    The first name is tried again at the end: it may have been renamed to it between the two tries.
+    The first name is tried again at the end: a rename may have come between the two tries.
     """
     first, second = first_name(checkpoint), second_name(checkpoint)
     return next((name for name in (first, second, first) if os.path.lexists(name)), checkpoint)

@@ -30,7 +30,7 @@ class Cell:
 
     @property
     def status(self) -> str:
-        """The status of the rank because of it, as a predicate; empty without an error."""
+        """The status of the rank after the error, as a predicate; empty without one."""
         return f"has ended its cell with {self.headline}" if self.headline else ""
 
     def ends_all(self, shared: SignedStore) -> bool:

@@ -41,7 +41,7 @@ def silent(rank: int) -> Failure:
 
 
 def no_answer(seconds: float) -> Failure:
-    """Returns the failure of the store, which does not answer: its host or its process has died."""
+    """Returns the failure of a store that does not answer: its host may have stopped or died."""
     text = (
         f"{store_host.describe()} has not answered for {seconds:.0f} seconds: the host has "
         "ended, the process that holds the store is stopped, or the network stalls"

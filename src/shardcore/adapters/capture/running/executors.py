@@ -1,4 +1,4 @@
-"""Chooses what runs a captured step: its generated function, Inductor's code, a CUDA graph."""
+"""Chooses what runs a captured step: a generated function, Inductor's code or a CUDA graph."""
 
 import time
 from collections.abc import Callable, Sequence, Set
