@@ -92,7 +92,7 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def program_continues(trace: TracebackType | None) -> bool:
+def continues(trace: TracebackType | None) -> bool:
     """Returns whether the program goes on after an error that the hook gets.
 
     Cython shows an error that it ignores so, such as that of a destructor of h5py.

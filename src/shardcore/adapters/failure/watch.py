@@ -22,13 +22,7 @@ from types import TracebackType
 
 from shardcore.adapters.failure import heartbeats
 from shardcore.adapters.failure.cell import Cell
-from shardcore.adapters.failure.end import (
-    End,
-    headline_of,
-    leave,
-    program_continues,
-    store_may_be_gone,
-)
+from shardcore.adapters.failure.end import End, continues, headline_of, leave, store_may_be_gone
 from shardcore.adapters.failure.interrupt import Interrupt
 from shardcore.adapters.failure.main_thread import MainThread
 from shardcore.adapters.failure.neighbours import Neighbours
@@ -253,7 +247,7 @@ class FailureWatch:
     def _on_uncaught(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        if os.getpid() != self._pid or program_continues(trace):
+        if os.getpid() != self._pid or continues(trace):
             self._previous_hook(kind, error, trace)
             return
         self._end.begun.acquire()
