@@ -129,9 +129,9 @@ def _agreement(ranks: int) -> tuple[int, int]:
 
     store = HashStore()
     own = Round.following(0, ranks, SignedStore(Counting(store), b"secret"))
-    own.bring(VALUE)
+    own.publish(VALUE)
     for rank in range(1, ranks):
-        Round.following(rank, ranks, SignedStore(store, b"secret")).bring(VALUE)
+        Round.following(rank, ranks, SignedStore(store, b"secret")).publish(VALUE)
     assert own.is_complete()
     own.values()
     return requests, read

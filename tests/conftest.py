@@ -56,5 +56,5 @@ def loaded_inductor(tmp_path_factory):
         os.environ, TORCHINDUCTOR_CACHE_DIR=str(tmp_path_factory.mktemp("inductor"))
     )
     with in_new_folder, config.patch(compile_threads=1):  # threads must not be forked either
-        inductor.compiled(graph, operands)
+        inductor.compile_graph(graph, operands)
     counters.clear()

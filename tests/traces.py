@@ -54,7 +54,7 @@ def names(trace):
 
 def _run(trace, tensors):
     copies = [each.clone() for each in tensors]
-    return *function_of(trace, {n: trace.found[n] for n in trace.outside})(*copies), *copies
+    return *function_of(trace, {n: trace.first_values[n] for n in trace.outside})(*copies), *copies
 
 
 def recorded(step, *tensors):
@@ -68,7 +68,7 @@ def recorded(step, *tensors):
 def results(trace, tensors):
     """The results of `trace` for `tensors`, and the values of `tensors` after it."""
     copies = [each.clone() for each in tensors]
-    found = function_of(trace, {n: trace.found[n] for n in trace.outside})(*copies)
+    found = function_of(trace, {n: trace.first_values[n] for n in trace.outside})(*copies)
     return [each.tolist() for each in (*found, *copies)]
 
 

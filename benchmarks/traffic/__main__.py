@@ -21,6 +21,7 @@ os.environ["KERAS_BACKEND"] = "torch"
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 os.environ.setdefault("SHARDCORE_LOG", "error")
+os.environ["SHARDCORE_CAPTURE"] = "at-once"
 
 from rich.console import Console
 

@@ -63,7 +63,7 @@ ALLOWED = {
     ),
     "adapters/capture/trace/trace.py: cache of numbered": "of values, by their numbers",
     "adapters/engine/dispatch.py: cache of _route": "of operators",
-    "adapters/torch_private/collectives.py: cache of _moving": "of the names of operators",
+    "adapters/torch_private/collectives.py: cache of _collective_of": "of the names of operators",
     "adapters/torch_private/dispatch_modes.py: cache of _computes_nothing": "of operators",
     "adapters/torch_private/dtensor.py: cache of _operators": "names of operators, for torch 2.11",
     "adapters/torch_private/operators.py: cache of _written_arguments": "of operators",
@@ -77,7 +77,7 @@ ALLOWED = {
     "adapters/torch_private/operators.py: cache of writes_others": "of operators",
     "adapters/torch_private/operators.py: cache of writing_into": "of operators",
     "adapters/torch_private/collectives.py: cache of gather_safely": "a kernel, registered once",
-    "adapters/engine/operators/movement/places.py: cache of read_places_by_operators": "likewise",
+    "adapters/engine/operators/movement/indices.py: cache of read_indices_by_operators": "likewise",
     "adapters/torch_private/onednn.py: cache of is_intel": "of the processor",
     "adapters/torch_private/trees.py: cache of _is_leaf": "of classes",
 }

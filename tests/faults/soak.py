@@ -59,7 +59,7 @@ class Sample:
             round((time.monotonic() - began) / 60, 2),
             round(pages * os.sysconf("SC_PAGE_SIZE") / 2**20, 1),
             len(os.listdir("/proc/self/fd")),
-            sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects()),
+            _count_tensors(),
             # Python lists a thread of gloo once it has called Python: the system lists all.
             frozenset(map(int, os.listdir("/proc/self/task"))),
         )
@@ -75,6 +75,24 @@ class Sample:
         """Returns the sample as a line of text."""
         numbers = (self.minute, self.memory, self.descriptors, self.tensors, *self.threads)
         return " ".join(map(str, numbers)) + "\n"
+
+
+def _count_tensors() -> int:
+    """Counts the tensors of this process in a fork of it, which has no other thread.
+
+    `gc.get_objects` refers to tuples that other threads are still filling, such as the one that
+    writes checkpoints: they end in a SystemError (https://github.com/python/cpython/issues/59313).
+    """
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        count = sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+        os.write(write, str(count).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write)
+    with open(read) as file:
+        return int(file.read())
 
 
 @attrs.frozen

@@ -1,4 +1,4 @@
-"""Warnings about the fall-back, which runs an operator on full operands on every rank."""
+"""Warnings about the fall-back, which runs an operator on full operands on every rank (ADR 6)."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ logger = log_of("operators")
 _SMALL = 1024
 
 
-def tell(operator: object, args: object) -> None:
+def warn_fallback(operator: object, args: object) -> None:
     """Counts a call in the engine of its sharded operands, and warns at the first large one."""
     operands = sharded(args)
     engine, size = operands[0].engine, sum(operand.nbytes for operand in operands)
@@ -36,7 +36,7 @@ def tell(operator: object, args: object) -> None:
 
 def count(args: object) -> int:
     """Returns the number of calls counted so far by the engine of sharded operands."""
-    return next((each.engine.fallbacks.total() for each in sharded(args)), 0)
+    return next((tensor.engine.fallbacks.total() for tensor in sharded(args)), 0)
 
 
 def sharded(args: object) -> list[Any]:

@@ -156,9 +156,9 @@ class TorchProcesses:
         except RuntimeError as error:
             if isinstance(error, ShardcoreError) or not _is_of_peers(error):
                 raise
-            places = exchange.places()
-            ended = [rank for rank, place in places.items() if place == exchange.ENDED]
-            if exchange.LOST in places.values():
+            statuses = exchange.statuses()
+            ended = [rank for rank, status in statuses.items() if status == exchange.ENDED]
+            if exchange.LOST in statuses.values():
                 where = f"rank 0 {exchange.LOST}."
             elif ended:
                 where = f"rank {', '.join(map(str, ended))} has ended. {exchange.TOGETHER}"
@@ -166,7 +166,7 @@ class TorchProcesses:
                 raise
             raise RankMismatchError(f"Rank {self.rank} is in {what}, and {where}") from error
 
-    def tell_cell_error(self, error: BaseException | None) -> None:
+    def report_cell_error(self, error: BaseException | None) -> None:
         """Tells the others with which error a notebook's cell ended here; None for none."""
         if self._watch is not None:
             self._watch.cell.note(error)

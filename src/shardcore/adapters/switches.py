@@ -16,13 +16,13 @@ def chosen(variable: str, values: Sequence[str], default: str) -> str:
         >>> chosen("A_VARIABLE_THAT_IS_NOT_SET", ("1", "0"), "0")
         '0'
     """
-    asked = os.environ.get(variable, default)
-    if asked not in values:
+    setting = os.environ.get(variable, default)
+    if setting not in values:
         raise EnvironmentProblem(
-            f"Expected {variable} to be {', '.join(values[:-1])} or {values[-1]}, got {asked!r}. "
+            f"Expected {variable} to be {', '.join(values[:-1])} or {values[-1]}, got {setting!r}. "
             f"Unset it for {default}."
         )
-    return asked
+    return setting
 
 
 def is_on(variable: str, *, default: bool) -> bool:

@@ -28,9 +28,12 @@ def replace_functions() -> Callable[[], None]:
             torch.to_dlpack: _to_dlpack  # type: ignore[attr-defined]
         }
         with contextlib.suppress(ImportError):  # without DTensor there is no FSDP either
-            from torch.distributed.fsdp import fully_shard
+            from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
             calls[fully_shard] = _fully_shard
+            of_class: Any = FullyShardedDataParallel
+            undo.callback(setattr, of_class, "__init__", of_class.__init__)
+            of_class.__init__ = _with_original(of_class.__init__, _init_fsdp)
         _replace(calls, undo)
         return undo.pop_all().close
 
@@ -66,24 +69,34 @@ def _to_dlpack(original: Callable[..., Any], tensor: Any, *args: object, **optio
 
 
 def _fully_shard(original: Callable[..., Any], module: Any, *args: object, **options: Any) -> Any:
+    _refuse_sharded(module, "fully_shard()")
+    return original(module, *args, **options)
+
+
+def _init_fsdp(
+    original: Callable[..., Any], wrapper: Any, module: Any, *args: object, **options: Any
+) -> None:
+    _refuse_sharded(module, "FullyShardedDataParallel()")
+    original(wrapper, module, *args, **options)
+
+
+def _refuse_sharded(module: Any, call: str) -> None:
     """Refuses modules with sharded parameters or buffers."""
     for part in module if isinstance(module, list | tuple) else [module]:
         for name, tensor in [*part.named_parameters(), *part.named_buffers()]:
             if isinstance(tensor, ShardedTensor):
                 raise StrategyError(
-                    f"fully_shard() expected a module of plain tensors, and {name!r} of "
+                    f"{call} expected a module of plain tensors, and {name!r} of "
                     f"{type(part).__name__} is sharded already, in {tensor.form.layout}. A model "
                     "under keras.distribution needs no FSDP: shardcore.plan(model, mesh, "
                     "policy='fully_sharded') is the layout map that shards every variable."
                 )
-    return original(module, *args, **options)
 
 
 def _replace(calls: dict[Callable[..., Any], Callable[..., Any]], undo: ExitStack) -> None:
     """Replaces functions by calls that get them: in torch, and in modules of the user."""
     replacements = {
-        id(original): functools.wraps(original)(functools.partial(call, original))
-        for original, call in calls.items()
+        id(original): _with_original(original, call) for original, call in calls.items()
     }
     for module in list(sys.modules.values()):
         # Other kinds of modules load what is asked for. Of torch `to_dlpack` and `fully_shard` are
@@ -94,6 +107,16 @@ def _replace(calls: dict[Callable[..., Any], Callable[..., Any]], undo: ExitStac
             if id(value) in replacements:
                 undo.callback(setattr, module, name, value)
                 setattr(module, name, replacements[id(value)])
+
+
+def _with_original(original: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that runs `call` with the original as its first argument."""
+
+    @functools.wraps(original)
+    def replacement(*args: Any, **options: Any) -> Any:
+        return call(original, *args, **options)
+
+    return replacement
 
 
 def _may_have_imported(module: ModuleType) -> bool:

@@ -1,4 +1,4 @@
-"""Updates of an optimizer that read nothing on the host.
+"""Updates of an optimizer that read nothing on the host (ADR 56).
 
 All branches run. A branch keeps what it overwrites, and at its end `torch.where` takes the new
 values or the kept ones. A product with the predicate could not: zero times `nan` is `nan`.
@@ -84,7 +84,7 @@ class _FactorsInTensors(TorchFunctionMode):
             return func(*args, **kwargs)
         first, second = args
         is_list = isinstance(second, list | tuple)
-        product = [each * factor for each in second] if is_list else second * factor
+        product = [tensor * factor for tensor in second] if is_list else second * factor
         return func(first, product, **{**kwargs, "alpha": 1})
 
 

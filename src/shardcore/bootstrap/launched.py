@@ -57,9 +57,9 @@ def _result(call: "RankCall") -> bytes:
     from shardcore.bootstrap.sending import StartMessage
 
     sent = StartMessage.read(call.folder)
-    forked_ranks.write_stacks(sent.place.stacks(call.rank))
+    forked_ranks.write_stacks(sent.workspace.stacks(call.rank))
     case = sent.take_over()
-    forked_ranks.join_group(case, sent.place)
+    forked_ranks.join_group(case, sent.workspace)
     message: bytes = cloudpickle.dumps(("result", case.call(call.rank)))
     return message
 

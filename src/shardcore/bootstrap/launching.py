@@ -107,13 +107,13 @@ def _spawn(
     rules: "Rules",
     environment: Mapping[str, str] | None = None,
 ) -> list[_Result]:
-    from shardcore.adapters.job.forked_ranks import place_for
+    from shardcore.adapters.job.forked_ranks import workspace_for
     from shardcore.adapters.launch import held_memory, new_ranks
 
-    with place_for(world_size) as place:
+    with workspace_for(world_size) as workspace:
         held_memory.release()
-        StartMessage.write(call, case, place, rules)
-        return new_ranks.run(place, world_size, case.timeout, environment or {})
+        StartMessage.write(call, case, workspace, rules)
+        return new_ranks.run(workspace, world_size, case.timeout, environment or {})
 
 
 def _rank_rules() -> "Rules":

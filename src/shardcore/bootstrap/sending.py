@@ -12,7 +12,7 @@ from shardcore import bootstrap
 from shardcore.domain.errors import EnvironmentProblem
 
 if TYPE_CHECKING:
-    from shardcore.adapters.job.started_ranks import Case, Place
+    from shardcore.adapters.job.started_ranks import Case, Workspace
     from shardcore.adapters.launch.payload import Rules, Written
 
 _FILE = "start.pickle"
@@ -24,7 +24,7 @@ class StartMessage:
 
     Args:
         case: The work, without function and arguments, which are read last.
-        place: The environment and the files of the ranks.
+        workspace: The environment and the files of the ranks.
         search_path: `sys.path`.
         program: `sys.argv`.
         folder: The working folder.
@@ -37,7 +37,7 @@ class StartMessage:
     """
 
     case: "Case[Any]"
-    place: "Place"
+    workspace: "Workspace"
     search_path: list[str]
     program: list[str]
     folder: str
@@ -48,8 +48,8 @@ class StartMessage:
     written: "Written"
 
     @staticmethod
-    def write(call: str, case: "Case[Any]", place: "Place", rules: "Rules") -> None:
-        """Writes what ranks take over, and what they run, into the folder of `place`.
+    def write(call: str, case: "Case[Any]", workspace: "Workspace", rules: "Rules") -> None:
+        """Writes what ranks take over, and what they run, into the folder of `workspace`.
 
         Raises:
             EnvironmentProblem: If something may not or cannot be sent. It names the variable.
@@ -61,7 +61,9 @@ class StartMessage:
 
         objects = _custom_objects()
         try:
-            written = payload.write(place.folder, (objects, case.function, case.arguments), rules)
+            written = payload.write(
+                workspace.folder, (objects, case.function, case.arguments), rules
+            )
         except Exception as error:  # noqa: BLE001 - whatever the values of the user raise
             named = {"the function": case.function}
             named |= variables.arguments_of(case.function, case.arguments)
@@ -70,7 +72,7 @@ class StartMessage:
             raise variables.not_sent(call, named, rules, error) from None
         sent = StartMessage(
             attrs.evolve(case, function=_placeholder, arguments=()),
-            place,
+            workspace,
             list(sys.path),
             list(sys.argv),
             str(Path.cwd()),
@@ -80,7 +82,7 @@ class StartMessage:
             keras_state(names=case.keeps_session),
             written,
         )
-        (place.folder / _FILE).write_bytes(cloudpickle.dumps(sent))
+        (workspace.folder / _FILE).write_bytes(cloudpickle.dumps(sent))
 
     @staticmethod
     def read(folder: Path) -> "StartMessage":
@@ -122,7 +124,7 @@ class StartMessage:
         from shardcore.adapters.launch import payload
 
         try:
-            values = payload.read(self.place.folder, self.written)
+            values = payload.read(self.workspace.folder, self.written)
         except (ImportError, AttributeError) as error:
             raise EnvironmentProblem(
                 "A new process could not read the function and its data: it imports what they "

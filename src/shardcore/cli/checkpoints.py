@@ -101,7 +101,7 @@ def _convert(options: argparse.Namespace) -> tuple[int, str]:
 def _open_checkpoint(directory: Path) -> tuple[Path, Index]:
     from shardcore.adapters.checkpoints import folders
 
-    opened = folders.opened(directory)
+    opened = folders.open_newest(directory)
     if opened is None:
         raise CheckpointError(
             f"Expected a complete checkpoint or a folder of such, got {str(directory)!r}: give the "

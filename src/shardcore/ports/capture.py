@@ -75,7 +75,7 @@ class Program(Protocol):
     """A step that runs without the Python code that was recorded."""
 
     @property
-    def kept(self) -> Sequence[Any]:
+    def captured_inputs(self) -> Sequence[Any]:
         """The tensors and generators from outside that it reads."""
 
     @property

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import torch
+from absl import logging as absl_logging
 
 import shardcore
 from shardcore.testing import count_collectives, run_ranks
@@ -237,7 +238,24 @@ class Logs(Spy):
         return super().call(x)
 
 
-@pytest.mark.parametrize(("layer", "count"), [(AsksForALevel, 0), (Logs, 1)])
+class LogsByAbsl(Spy):
+    def call(self, x):
+        absl_logging.warning("called")
+        return super().call(x)
+
+
+class MayLogByAbsl(Spy):
+    """As layers of keras-hub do."""
+
+    def call(self, x):
+        if x.ndim > 2:
+            absl_logging.warning("called")
+        return super().call(x)
+
+
+@pytest.mark.parametrize(
+    ("layer", "count"), [(AsksForALevel, 0), (Logs, 1), (LogsByAbsl, 1), (MayLogByAbsl, 0)]
+)
 def test_a_captured_step_that_logs_says_that_it_logs_no_more(layer, count):
     def program(rank):
         begin(None)

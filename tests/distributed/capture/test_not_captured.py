@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from shardcore.adapters.capture.running import program as capture_program
-from shardcore.adapters.capture.running.program import started
+from shardcore.adapters.capture.running.program import started_collectives
 from shardcore.testing import RankFailed, run_ranks
 from tests.distributed.capture.steps import (
     Spy,
@@ -236,11 +236,14 @@ def test_ranks_capture_a_step_together_or_not_at_all():
 
 def test_ranks_whose_collectives_have_other_sizes_capture_nothing():
     def longer(trace, **how):
-        return [attrs.evolve(each, elements=each.elements + 1) for each in started(trace, **how)]
+        return [
+            attrs.evolve(each, elements=each.elements + 1)
+            for each in started_collectives(trace, **how)
+        ]
 
     def program(rank):
         if rank == 1:
-            capture_program.started = longer
+            capture_program.started_collectives = longer
         return reasons(Spy, shape=(2, 1))
 
     for said, runs in run_ranks(program, 2):
@@ -251,9 +254,9 @@ def test_ranks_whose_collectives_have_other_sizes_capture_nothing():
 def test_ranks_of_which_one_would_replay_a_cuda_graph_capture_nothing():
     def program(rank):
         def replayed(trace, in_graph):
-            return started(trace, in_graph=rank == 1)
+            return started_collectives(trace, in_graph=rank == 1)
 
-        capture_program.started = replayed
+        capture_program.started_collectives = replayed
         return reasons(Spy, shape=(2, 1))
 
     for said, runs in run_ranks(program, 2):

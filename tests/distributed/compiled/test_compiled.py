@@ -9,7 +9,7 @@ from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.passes import improved_for_compiler
+from shardcore.adapters.capture.passes import run_passes_for_compiler
 from shardcore.adapters.capture.passes.communication.overlap import with_late_waits
 from shardcore.adapters.capture.passes.inductor import with_reshapes
 from shardcore.adapters.capture.recording.recorder import Recorder
@@ -64,7 +64,7 @@ class Watch(TorchDispatchMode):
 
 @needs_compiler
 def test_weights_are_gathered_one_at_a_time_and_gradients_sent_while_the_step_computes():
-    by_torch, noted = inductor.compiled, Watch()
+    by_torch, noted = inductor.compile_graph, Watch()
 
     def watched(graph, examples):
         run = by_torch(graph, examples)
@@ -83,7 +83,7 @@ def test_weights_are_gathered_one_at_a_time_and_gradients_sent_while_the_step_co
         return numbers(model, logs)
 
     def program(rank):
-        inductor.compiled = watched
+        inductor.compile_graph = watched
         return trained(False), trained(True), noted.gathers, *noted.beside.values()
 
     for eager, found, gathers, gathered, scattered in run_ranks(program, 2, timeout=300):
@@ -101,7 +101,7 @@ def test_a_gather_starts_when_that_before_was_waited_for_wherever_inductor_puts_
     def program(rank):
         shards = [torch.full((64, 64), float(rank + n)) for n in (1, 3)]
         graph = fx.symbolic_trace(lambda a, b: step(a, b, dist.group.WORLD.group_name))
-        run, noted = inductor.compiled(graph, shards), Watch()
+        run, noted = inductor.compile_graph(graph, shards), Watch()
         with noted:
             (found,) = run(*shards)
         first, last = (torch.cat([shard - rank, shard - rank + 1]) for shard in shards)
@@ -132,7 +132,7 @@ def test_a_stacked_tensor_is_not_overwritten_in_place():
     def program(rank):
         torch.manual_seed(0)
         operands = torch.randn(4, 2), torch.randn(2, 2)
-        found = inductor.compiled(fx.symbolic_trace(step), operands)(*operands)
+        found = inductor.compile_graph(fx.symbolic_trace(step), operands)(*operands)
         torch.testing.assert_close(tuple(found), step(*operands))
 
     run_ranks(program, 1, timeout=300)
@@ -178,8 +178,8 @@ def test_operators_that_inductor_miscompiles_are_rewritten_and_compiled(which):
     def program(rank):
         recorder = Recorder(operands)
         expected = recorder.run(lambda: step(*operands))
-        trace = improved_for_compiler(recorder.trace, torch_private.OneDnn())
-        run = inductor.compiled(graph_of(trace, {}), operands)
+        trace = run_passes_for_compiler(recorder.trace, torch_private.OneDnn())
+        run = inductor.compile_graph(graph_of(trace, {}), operands)
         torch.testing.assert_close(run(*operands)[0], expected)
 
     run_ranks(program, 1, timeout=300)

@@ -130,7 +130,7 @@ def compiled_for(_rank, folder, instructions):
     os.environ.update(TORCHINDUCTOR_CACHE_DIR=str(folder), ATEN_CPU_CAPABILITY=instructions)
     # For one kernel of each kind to compile the headers beforehand takes longer than without.
     with config.patch(cpp_cache_precompile_headers=False):
-        run = inductor.compiled(fx.symbolic_trace(lambda x: (x * 2,)), [torch.ones(64)])
+        run = inductor.compile_graph(fx.symbolic_trace(lambda x: (x * 2,)), [torch.ones(64)])
     torch.testing.assert_close(run(torch.ones(64))[0], torch.full((64,), 2.0))
     return str(pick_vec_isa()), counters["inductor"]["fxgraph_cache_miss"]
 
@@ -163,7 +163,7 @@ def apart_and_shared():
 def of_shared_memory(_rank, folder):
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
     for operands, same in zip(apart_and_shared(), apart_and_shared(), strict=True):
-        run = inductor.compiled(fx.symbolic_trace(written_and_read), operands)
+        run = inductor.compile_graph(fx.symbolic_trace(written_and_read), operands)
         torch.testing.assert_close(run(*operands), written_and_read(*same), rtol=0, atol=0)
         torch.testing.assert_close(operands, same, rtol=0, atol=0)
 
@@ -176,7 +176,7 @@ def test_a_program_for_separate_memories_is_not_run_with_shared_memory(tmp_path)
 def of_a_number(_rank):
     graph = fx.symbolic_trace(lambda x: (x * x.sum().item(),))
     with pytest.raises(Exception, match="_local_scalar_dense") as refused:
-        inductor.compiled(graph, [torch.ones(4)])
+        inductor.compile_graph(graph, [torch.ones(4)])
     return type(refused.value).__name__
 
 

@@ -95,14 +95,14 @@ def test_a_recurrent_layer_of_torch_has_the_numbers_of_the_eager_step():
 
 @needs_compiler
 def test_a_compiled_step_of_two_ranks_has_the_numbers_of_the_eager_one():
-    by_torch, sums = inductor.compiled, []
+    by_torch, sums = inductor.compile_graph, []
 
     def noted(graph, examples):
         sums.append([is_all_reduce(node.target) for node in graph.graph.nodes].count(True))
         return by_torch(graph, examples)
 
     def program(rank):
-        inductor.compiled = noted
+        inductor.compile_graph = noted
         said = messages()
         return [steps(shape) for shape in ((2, 1), (1, 2))], said, sums
 
@@ -128,7 +128,7 @@ def test_a_step_that_fails_to_compile_is_captured_with_a_message():
         raise RuntimeError("no compiler is here")
 
     def program(rank):
-        inductor.compiled = fails
+        inductor.compile_graph = fails
         return reasons(Spy, True)
 
     ((said, runs),) = run_ranks(program, 1)

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 
 from shardcore.adapters.engine.library import open_engine
-from shardcore.adapters.engine.moves.gathering import gathered_in_pieces
+from shardcore.adapters.engine.moves.gathering import gather_in_pieces
 from shardcore.adapters.engine.tensor_classes.dtensors import DTensors
 from shardcore.adapters.engine.tensor_classes.local_shards import LocalShards
 from shardcore.domain.layout import Layout
@@ -97,7 +97,7 @@ def test_a_tensor_gathered_in_pieces_is_the_full_tensor():
             sharded = tensors.shard(value, layout)
             for at_once in (256, 8192):
                 with count_collectives() as counted:
-                    found = gathered_in_pieces(sharded, at_once)
+                    found = gather_in_pieces(sharded, at_once)
                 pieces = counted.calls["all_gather"]
                 if not torch.equal(found, value) or pieces < 2:
                     wrong.append((name, at_once, pieces))

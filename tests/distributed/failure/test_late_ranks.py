@@ -42,7 +42,7 @@ def captured_step(model):
 
 def compiled_step(model):
     """As Inductor compiles it, without Inductor: the graph that it gets runs."""
-    torch_private.inductor.compiled = lambda module, inputs: module
+    torch_private.inductor.compile_graph = lambda module, inputs: module
     model.jit_compile = True
     return model.train_on_batch(X, Y)
 
@@ -255,7 +255,9 @@ def test_collectives_of_the_users_own_that_do_not_match_are_said_to(waits, monke
             dist.all_reduce(torch.ones(1)) if rank == 0 else dist.barrier()
         except RuntimeError as error:
             # One rank times out first, and its connections break: the other's error is that.
-            return heartbeats.unmatched(error) or heartbeats.awaited(exchange.store_for_thread)
+            return heartbeats.unmatched(error) or heartbeats.describe_awaited(
+                exchange.store_for_thread
+            )
 
     found = run_ranks(program, 2, init=False, timeout=40)
     line = r"test_late_ranks.py:\d+"

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from keras import layers
 
 import shardcore
-from shardcore.adapters.failure import place
+from shardcore.adapters.failure import main_thread
 from shardcore.adapters.job import exchange
 from shardcore.domain.errors import RankMismatchError
 from shardcore.testing import RankFailed, run_ranks
@@ -141,7 +141,7 @@ def test_a_callback_that_predicts_on_one_rank_is_an_error():
 
 
 def test_a_rank_that_waits_in_another_collective_is_named_with_its_line(monkeypatch):
-    monkeypatch.setattr(place, "STAY_SECONDS", 1.0)
+    monkeypatch.setattr(main_thread, "STAY_SECONDS", 1.0)
     monkeypatch.setattr(exchange, "_ELSEWHERE_SECONDS", 0.5)
 
     def program(rank):
@@ -177,7 +177,7 @@ def test_a_rank_that_has_ended_is_named():
     def program(rank):
         model = trained((1, 2), COLUMNS)
         if rank == 1:
-            exchange.tell_place(exchange.store(), exchange.ENDED)
+            exchange.publish_status(exchange.store(), exchange.ENDED)
             return ""
         with pytest.raises(RankMismatchError) as raised:
             model.evaluate(X, Y, verbose=0)

@@ -120,13 +120,15 @@ def write_summaries(rank, mesh, folder):
 def test_a_full_disk_is_one_error_on_all_ranks_for_tensorboard(update_freq, tmp_path):
     def log(rank):
         distribute((1, 2), {".*kernel": (None, "model")})
-        model = keras.Sequential([keras.Input((8,)), *[keras.layers.Dense(8) for _ in range(40)]])
+        layers = [keras.layers.Dense(128) for _ in range(40)]
+        model = keras.Sequential([keras.Input((128,)), *layers])
         model.compile("sgd", "mse")
-        written = keras.callbacks.TensorBoard(tmp_path, histogram_freq=1, update_freq=update_freq)
-        if rank == 0:  # more than the ranks exchange, less than the histograms
-            resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))
+        options = {"histogram_freq": 1, "write_images": True, "update_freq": update_freq}
+        written = keras.callbacks.TensorBoard(tmp_path, **options)
+        if rank == 0:  # more than the ranks exchange by a file, less than the images
+            resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, resource.RLIM_INFINITY))
         with pytest.raises(tf.errors.OpError, match="File too large") as error:
-            model.fit(np.ones((32, 8)), np.ones((32, 8)), 8, 20, verbose=0, callbacks=[written])
+            model.fit(np.ones((32, 128)), np.ones((32, 128)), 8, 20, verbose=0, callbacks=[written])
         if rank == 0:
             resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
         return str(error.value)

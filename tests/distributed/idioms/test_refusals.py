@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 from shardcore.domain.errors import StrategyError
 from shardcore.testing import run_ranks
@@ -28,6 +28,8 @@ def test_wrappers_and_collectives_of_torch(strategy):
             torch.nn.parallel.DistributedDataParallel(sharded)
         with pytest.raises(StrategyError, match=r"_torch_params.*sharded already.*'fully_sharded'"):
             fully_shard(sharded)
+        with pytest.raises(StrategyError, match=r"FullyShardedDataParallel\(\) .*sharded already"):
+            FullyShardedDataParallel(sharded)
         module = torch.nn.Sequential(torch.nn.Linear(6, 4))
         module[0].weight = torch.nn.Parameter(make(A, "last"))
         with pytest.raises(StrategyError, match=r"'0.weight' of Sequential is sharded"):

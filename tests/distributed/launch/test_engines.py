@@ -93,7 +93,7 @@ FACTS = EngineFacts(process=1, host=socket.gethostname(), size=0)
     ],
 )
 def test_engines_that_cannot_be_ranks_are_refused(monkeypatch, client, devices, facts, message):
-    monkeypatch.setattr(engines, "_asked", lambda client, number: facts)
+    monkeypatch.setattr(engines, "_facts_of", lambda client, number: facts)
     with pytest.raises(EnvironmentProblem, match=message):
         shardcore.join_engines(client, devices)
 

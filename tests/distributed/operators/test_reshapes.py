@@ -64,7 +64,7 @@ def test_a_copy_in_another_layout_is_reshaped_too():
             tensor = shardcore.distribute_tensor(values, ("data", "model", None))
             largest = tensor.sort(1).values  # of a copy with other columns on each rank
             flat = tensor.reshape(12, 6)
-            copy = redistributed.find(flat).tensor
+            copy = redistributed.find_copy(flat).tensor
             assert copy.mesh_layout != flat.mesh_layout
             return [each.full_tensor().numpy() for each in (largest, flat, copy)]
 

@@ -81,7 +81,9 @@ def test_programs_share_the_memory_and_a_program_has_it_once_for_each_bucket():
     def program(rank):
         memories = Memories()
         traces = [trace_of(memories, *operands(rank)) for _ in range(2)]
-        places = [{each.untyped_storage().data_ptr() for each in t.kept.values()} for t in traces]
+        places = [
+            {each.untyped_storage().data_ptr() for each in t.scratch.values()} for t in traces
+        ]
         form = traces[0].form(traces[0].inputs[0])
         one, other = (memories.buffer(form, number) for number in range(2))
         return places[0] == places[1], len(places[0]), one is other

@@ -53,13 +53,13 @@ def trained(build, jit_compile):
     keras.utils.clear_session(free_memory=False)
     traces = []
 
-    def noted(trace, memories, all_reduces, improved=passes.improved):
-        traces.extend([trace, improved(trace, None, all_reduces)])
-        return improved(trace, memories, all_reduces)
+    def noted(trace, memories, all_reduces, run_passes=passes.run_passes):
+        traces.extend([trace, run_passes(trace, None, all_reduces)])
+        return run_passes(trace, memories, all_reduces)
 
     distribute(build, **SETTINGS[build])
     data = (TOKENS, TOKENS) if build is block else DATA.get(build, DATA[cnn])
-    with mock.patch.object(passes, "improved", noted):
+    with mock.patch.object(passes, "run_passes", noted):
         model = compiled(build, classes=build is block, jit_compile=jit_compile)
         logs = [model.train_on_batch(*data, return_dict=True) for _ in range(STEPS)][-1]
     return numbers(model, logs), traces

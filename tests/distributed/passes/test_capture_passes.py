@@ -5,12 +5,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardcore.adapters.capture.passes import improved
+from shardcore.adapters.capture.passes import run_passes
+from shardcore.adapters.capture.passes.communication.gathers import with_regathers
 from shardcore.adapters.capture.passes.communication.overlap import (
     with_early_starts,
     with_late_waits,
 )
-from shardcore.adapters.capture.passes.communication.regather import with_regathers
 from shardcore.adapters.capture.passes.communication.sums import Memories
 from shardcore.adapters.capture.passes.memory.reuse import with_operands_reused
 from shardcore.adapters.capture.trace.analyses import live_bytes
@@ -219,7 +219,7 @@ def test_all_passes_together_keep_shared_memory():
         reduced_view.add_(again)
         return view, again, reduced_view
 
-    on_two_ranks(step, lambda trace: improved(trace, Memories()))
+    on_two_ranks(step, lambda trace: run_passes(trace, Memories()))
 
 
 @pytest.mark.parametrize("field", ["calls", "memory", "forms"])
@@ -227,7 +227,7 @@ def test_a_pass_does_not_change_its_input_trace(field):
     def program(rank):
         trace = recorded(lambda x: reduced(x) + reduced(x * 2), X)
         before = list(getattr(trace, field))
-        improved(trace, Memories())
+        run_passes(trace, Memories())
         return (
             before == getattr(trace, field) and attrs.asdict(trace, recurse=False)["refusal"] == ""
         )

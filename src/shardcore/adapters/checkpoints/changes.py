@@ -1,4 +1,4 @@
-"""The changes of a directory of checkpoints: one is begun, completed, or removed, under a lease.
+"""Changes of a directory of checkpoints: one is begun, completed or removed, in a lease (ADR 53).
 
 At every moment a complete checkpoint of each step that had one exists, under one of its two names.
 Folders are renamed, and nothing else is asked of the file system.
@@ -67,12 +67,12 @@ def remove(lease: Lease, checkpoint: Path) -> None:
 
 def keep_newest(lease: Lease, count: int) -> None:
     """Removes all complete checkpoints but the newest `count`; others it does not touch."""
-    complete = [each for each in folders.all_of(lease.directory) if folders.is_complete(each)]
+    complete = [folder for folder in folders.all_of(lease.directory) if folders.is_complete(folder)]
     for checkpoint in complete[count:]:
         remove(lease, checkpoint)
 
 
-def give_up(lease: Lease, folder: Path) -> None:
+def discard(lease: Lease, folder: Path) -> None:
     """Removes a folder of `begin` that will not be completed."""
     lease.check()
     _delete(folder)
@@ -100,9 +100,9 @@ def _end_replacement(lease: Lease, replaced: Path) -> None:
     folders.sync(lease.directory)
 
 
-def _delete(place: Path) -> None:
-    """Deletes a folder with its content, or a link and not what it leads to."""
-    if place.is_dir() and not place.is_symlink():
-        shutil.rmtree(place)
+def _delete(path: Path) -> None:
+    """Deletes a folder with its content; of a link, the link alone."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
     else:
-        place.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)

@@ -39,13 +39,13 @@ def first_name(checkpoint: Path) -> Path:
     return checkpoint.with_name(checkpoint.name.removeprefix(REPLACED))
 
 
-def place(checkpoint: Path) -> Path:
-    """Returns where a checkpoint is now, under one of its two names.
+def current_path(checkpoint: Path) -> Path:
+    """Returns the path of a checkpoint now, under one of its two names.
 
-    The first is asked once more at the end: its folder may have come between the two questions.
+    The first name is tried again at the end: a rename may have come between the two tries.
     """
     first, second = first_name(checkpoint), second_name(checkpoint)
-    return next((each for each in (first, second, first) if os.path.lexists(each)), checkpoint)
+    return next((name for name in (first, second, first) if os.path.lexists(name)), checkpoint)
 
 
 def all_of(directory: Path) -> list[Path]:
@@ -62,8 +62,8 @@ def all_of(directory: Path) -> list[Path]:
 
 def latest(directory: Path) -> Path | None:
     """Returns the newest complete checkpoint, None without one."""
-    found = newest(directory)
-    return None if found is None else found[0]
+    pair = newest(directory)
+    return None if pair is None else pair[0]
 
 
 def newest(directory: Path) -> tuple[Path, Index] | None:
@@ -74,7 +74,7 @@ def newest(directory: Path) -> tuple[Path, Index] | None:
         try:
             return checkpoint, read_index(checkpoint)
         except CheckpointError as error:
-            renamed = place(checkpoint)  # meanwhile, by the job that writes
+            renamed = current_path(checkpoint)  # meanwhile, by the job that writes
             if renamed != checkpoint and is_complete(renamed):
                 return renamed, read_index(renamed)
             logger.warning("%s is skipped: %s", checkpoint, error)
@@ -83,20 +83,20 @@ def newest(directory: Path) -> tuple[Path, Index] | None:
 
 def find(path: Path) -> Path | None:
     """Returns `path` if it is a folder with an index, else the newest complete one in it."""
-    checkpoint = _named(path)
+    checkpoint = _current_name(path)
     return checkpoint if (checkpoint / INDEX).exists() else latest(path)
 
 
-def opened(path: Path) -> tuple[Path, Index] | None:
-    """Returns what `find` finds, with its index."""
-    checkpoint = _named(path)
+def open_newest(path: Path) -> tuple[Path, Index] | None:
+    """Returns the checkpoint that `find` returns, with its index."""
+    checkpoint = _current_name(path)
     if (checkpoint / INDEX).exists():
         return checkpoint, read_index(checkpoint)
     return newest(path)
 
 
-def _named(path: Path) -> Path:
-    return place(path) if _NAME.fullmatch(path.name) else path
+def _current_name(path: Path) -> Path:
+    return current_path(path) if _NAME.fullmatch(path.name) else path
 
 
 def unfinished(directory: Path) -> list[Path]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import attrs
 
-_TICKS_AT = 19  # the place of the start among the fields of /proc/PID/stat after the name
+_TICKS_AT = 19  # the index of the start among the fields of /proc/PID/stat after the name
 _DEAD = ("Z", "X", "x")  # states of a process that has ended; its parent has not asked for it
 
 

@@ -1,4 +1,4 @@
-"""Regular files: no others are opened, as a pipe never ends and a device does what it does."""
+"""Regular files: no others are opened, as a pipe never ends and a device may do anything."""
 
 import os
 import stat
@@ -7,7 +7,7 @@ from pathlib import Path
 from shardcore.domain.errors import CheckpointError
 
 
-def opened(path: Path) -> int:
+def open_descriptor(path: Path) -> int:
     """Returns a descriptor of a regular file, open for reading. A link to one is followed.
 
     Raises:
@@ -15,7 +15,7 @@ def opened(path: Path) -> int:
         OSError: If it cannot be opened.
     """
     check(path)
-    # Between the two looks it may have become a pipe: the opening does not wait for a writer.
+    # It may have become a pipe since the check: the opening does not wait for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -43,7 +43,7 @@ def read(path: Path, most: int) -> bytes:
         CheckpointError: If it is something else, or has more bytes.
         OSError: If it cannot be read.
     """
-    with os.fdopen(opened(path), "rb") as file:
+    with os.fdopen(open_descriptor(path), "rb") as file:
         content = file.read(most + 1)
     if len(content) > most:
         raise CheckpointError(f"File {str(path)!r} has more than {most} bytes.")

@@ -63,32 +63,32 @@ class SafetensorsFile:
         Raises:
             CheckpointError: If it is missing, or has another dtype or shape.
         """
-        found = self.entries.get(key)
-        if found is None or (found.dtype, found.shape) != (dtype, shape):
-            other = "nothing" if found is None else f"{found.dtype} of shape {found.shape}"
+        entry = self.entries.get(key)
+        if entry is None or (entry.dtype, entry.shape) != (dtype, shape):
+            other = "nothing" if entry is None else f"{entry.dtype} of shape {entry.shape}"
             raise CheckpointError(
                 f"File {str(self.path)!r} should have {key!r}, {dtype} of shape {shape}, but has "
                 f"{other}: the checkpoint is damaged, use another one."
             )
-        return found
+        return entry
 
     def read(
-        self, entry: Entry, part: Box, target: memoryview, shape: tuple[int, ...], place: Box
+        self, entry: Entry, part: Box, target: memoryview, shape: tuple[int, ...], target_box: Box
     ) -> int:
-        """Reads a part of a tensor to a place in an array.
+        """Reads a part of a tensor into a box of an array.
 
         Args:
             entry: The tensor.
             part: The part of it.
             target: The bytes of the array, in row-major order.
             shape: The shape of the array.
-            place: Where the part goes.
+            target_box: The box in the array to which the part goes.
 
         Returns:
             The bytes that were read from the file, which are those of the part.
         """
         width, done = DTYPES[entry.dtype][1], 0
-        for source, to, count in consecutive_runs(entry.shape, part, shape, place):
+        for source, to, count in consecutive_runs(entry.shape, part, shape, target_box):
             size = count * width
             to_bytes = target[to * width : to * width + size]
             self._read_at(entry.begin + source * width, to_bytes)
@@ -107,7 +107,7 @@ class SafetensorsFile:
 
 
 @contextmanager
-def opened(path: Path, checksum: str | None = None) -> Iterator[SafetensorsFile]:
+def open_file(path: Path, checksum: str | None = None) -> Iterator[SafetensorsFile]:
     """Opens a file; its header must be valid, and its size as the header says.
 
     Args:
@@ -117,7 +117,7 @@ def opened(path: Path, checksum: str | None = None) -> Iterator[SafetensorsFile]
     Raises:
         CheckpointError: If it is not.
     """
-    descriptor = regular.opened(path)
+    descriptor = regular.open_descriptor(path)
     try:
         if checksum is not None and _checksum_of(descriptor) != checksum:
             raise CheckpointError(

@@ -66,8 +66,8 @@ class FolderReader:
     ) -> int:
         """Reads parts of a variable, and returns the bytes that were read."""
         return sum(
-            file.read(entry, part, target, shape, place)
-            for file, entry, part, place in self._copies(variable, parts)
+            file.read(entry, part, target, shape, target_box)
+            for file, entry, part, target_box in self._copies(variable, parts)
         )
 
     def _copies(
@@ -84,7 +84,7 @@ class FolderReader:
         """Returns a file of pieces, with its checksum compared if that is this process's share."""
         if number not in self._files:
             stored = self.index.files[number]
-            path = folders.place(self.checkpoint) / stored.name
+            path = folders.current_path(self.checkpoint) / stored.name
             checksum = stored.sha256 if number % self.readers == self.position else None
-            self._files[number] = self.stack.enter_context(safetensors.opened(path, checksum))
+            self._files[number] = self.stack.enter_context(safetensors.open_file(path, checksum))
         return self._files[number]

@@ -104,7 +104,7 @@ class FileSave:
         with suppress(CheckpointError):
             lease = self.commit.lease.use()
             try:
-                changes.give_up(lease, self.folder)
+                changes.discard(lease, self.folder)
             finally:
                 lease.release()
 

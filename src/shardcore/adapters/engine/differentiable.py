@@ -25,8 +25,8 @@ class _Redistribute(torch.autograd.Function):
         context.source = None if sharded is None else sharded.form.layout.reduced
         if sharded is not None:
             refresh(sharded)
-            found = in_layout(sharded, layout, copies=True)
-            return found.detach() if found is tensor else found
+            copy = in_layout(sharded, layout, copies=True)
+            return copy.detach() if copy is tensor else copy
         part = local_shard(tensor.detach(), layout, engine)
         copied = part.clone(memory_format=torch.contiguous_format)
         return engine.sharded(copied, layout, tuple(tensor.shape))
@@ -85,8 +85,8 @@ def gradient_in(gradient: ShardedTensor, layout: Layout) -> ShardedTensor:
     """Returns `gradient` in `layout`, differentiable if it is part of a graph (`create_graph`)."""
     if not _is_in_graph(gradient):
         return in_layout(gradient, layout)
-    found: ShardedTensor = redistribute(gradient, layout, gradient.engine)
-    return found
+    differentiable: ShardedTensor = redistribute(gradient, layout, gradient.engine)
+    return differentiable
 
 
 def _is_in_graph(tensor: torch.Tensor) -> bool:
@@ -112,4 +112,4 @@ def full_tensor(tensor: ShardedTensor, gradient_layout: Layout | None = None) ->
     """
     layout = Layout.replicated(tensor.engine.world.mesh, tensor.ndim)
     value = to_local(redistribute(tensor, layout, tensor.engine), gradient_layout)
-    return redistributed.handed_out(tensor, value)
+    return redistributed.clone_if_cached(tensor, value)

@@ -1,4 +1,4 @@
-"""Runs an operator on sharded tensors: by its plan, which is made once, or by a handler."""
+"""Runs an operator on sharded tensors: by a plan, which is made once, or a handler (ADR 23)."""
 
 from collections.abc import Hashable, Iterable
 from functools import cache, partial
@@ -12,9 +12,9 @@ from shardcore.adapters import torch_private
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.operators import HANDLERS, PLANNERS, foreach, pointwise
 from shardcore.adapters.engine.plans.plan import Plan, with_tensors
-from shardcore.adapters.engine.plans.planning import planned
+from shardcore.adapters.engine.plans.planning import plan_task
 from shardcore.adapters.engine.plans.task import Handler, Operator, Planner, operand
-from shardcore.adapters.engine.redistributed import Redistributed, find
+from shardcore.adapters.engine.redistributed import Redistributed, find_copy
 from shardcore.adapters.engine.tensor import ShardedTensor, is_dense
 from shardcore.adapters.engine.writes import note_view, refresh, run_full, run_full_and_store, write
 from shardcore.domain.errors import StrategyError
@@ -44,15 +44,15 @@ def run(operator: Operator, args: tuple[object, ...], kwargs: dict[str, object])
     key = (route, *_key(args, tensors, engine, route.is_exact))
     if kwargs:
         key = (*key, *kwargs, *_key(kwargs.values(), tensors, engine, route.is_exact))
-    known = [find(each) if each.memory.redistributed else None for each in tensors]
+    known = [find_copy(tensor) if tensor.memory.redistributed else None for tensor in tensors]
     if any(known):
-        key = (*key, *((each.tensor.form, each.serves) if each else None for each in known))
+        key = (*key, *((copy.tensor.form, copy.serves) if copy else None for copy in known))
     plan = engine.plans.get(key)
     if plan is None:
         plan = _plan(route.planner, operator, args, kwargs, tensors, known, engine)
         engine.remember(key, plan)
     if not isinstance(plan, Plan):
-        return _handled(plan, operator, *args, **kwargs)
+        return _run_handler(plan, operator, *args, **kwargs)
     results = plan.run(tensors, args, kwargs, known)
     if route.results == "tensor":
         return results[0]
@@ -80,9 +80,9 @@ def _route(operator: Operator) -> _Route | Handler:
         elif is_elementwise:
             planner = pointwise.plan
         elif torch_private.is_composite(operator):
-            handler = _decomposed
+            handler = _run_decomposed
     if planner is None:
-        return partial(_handled, handler)
+        return partial(_run_handler, handler)
     return _Route(planner, not is_elementwise, torch_private.kind_of_results(operator))
 
 
@@ -103,12 +103,12 @@ def _alias(_operator: Operator, tensor: ShardedTensor) -> Any:
     return same
 
 
-def _decomposed(operator: Operator, *args: object, **kwargs: object) -> Any:
+def _run_decomposed(operator: Operator, *args: object, **kwargs: object) -> Any:
     """Runs a composed operator: its parts are dispatched one by one."""
     return operator.decompose(*args, **kwargs)
 
 
-def _handled(handler: Handler, operator: Operator, *args: object, **kwargs: object) -> Any:
+def _run_handler(handler: Handler, operator: Operator, *args: object, **kwargs: object) -> Any:
     engine = _engine(args, kwargs)
     all_dense = True
 
@@ -125,7 +125,7 @@ def _handled(handler: Handler, operator: Operator, *args: object, **kwargs: obje
     args, kwargs = torch_private.tree_map_only(torch.Tensor, own, (args, kwargs))
     if not all_dense:
         written = torch_private.written_operands(operator, args, kwargs)
-        stores = any(isinstance(each, ShardedTensor) for each in written)
+        stores = any(isinstance(target, ShardedTensor) for target in written)
         handler = run_full_and_store if stores else run_full
     with torch.no_grad():
         return handler(operator, *args, **kwargs)
@@ -133,11 +133,11 @@ def _handled(handler: Handler, operator: Operator, *args: object, **kwargs: obje
 
 def _engine(args: tuple[object, ...], kwargs: dict[str, object]) -> Engine:
     """Returns the engine of a sharded tensor: the first argument that is one, or in a list."""
-    found = next((each for each in args if isinstance(each, ShardedTensor)), None)
-    if found is None:
+    first = next((arg for arg in args if isinstance(arg, ShardedTensor)), None)
+    if first is None:
         leaves = torch_private.tree_leaves((args, kwargs))
-        found = next(each for each in leaves if isinstance(each, ShardedTensor))
-    engine: Engine = found.engine
+        first = next(leaf for leaf in leaves if isinstance(leaf, ShardedTensor))
+    engine: Engine = first.engine
     return engine
 
 
@@ -148,32 +148,32 @@ def _key(
 
     It gets no sparse and no nested ones: these have no layout.
     """
-    found: list[Hashable] = []
-    for each in arguments:
-        if isinstance(each, ShardedTensor):
-            if each.copied is not None:
-                refresh(each)
-            if each.engine is not engine:
-                engine.check_mesh(each)
-            tensors.append(each)
-            found.append(each.form)
+    key: list[Hashable] = []
+    for argument in arguments:
+        if isinstance(argument, ShardedTensor):
+            if argument.copied is not None:
+                refresh(argument)
+            if argument.engine is not engine:
+                engine.check_mesh(argument)
+            tensors.append(argument)
+            key.append(argument.form)
             continue
-        kind = type(each)
-        if kind is int or each is None:
-            found.append(each)
-        elif isinstance(each, torch.Tensor):
-            if is_dense(each):
-                tensors.append(engine.as_sharded(each))
-                found.append(tensors[-1].form)
+        kind = type(argument)
+        if kind is int or argument is None:
+            key.append(argument)
+        elif isinstance(argument, torch.Tensor):
+            if is_dense(argument):
+                tensors.append(engine.as_sharded(argument))
+                key.append(tensors[-1].form)
             else:
-                found.append(run_full)  # whose key has no other plan
-        elif kind is float and not is_exact and each and isfinite(each):
-            found.append(float)
-        elif isinstance(each, list | tuple):
-            found.append(tuple(_key(each, tensors, engine, is_exact)))
+                key.append(run_full)  # whose key has no other plan
+        elif kind is float and not is_exact and argument and isfinite(argument):
+            key.append(float)
+        elif isinstance(argument, list | tuple):
+            key.append(tuple(_key(argument, tensors, engine, is_exact)))
         else:
-            found.append((kind, each))
-    return found
+            key.append((kind, argument))
+    return key
 
 
 def _plan(
@@ -186,15 +186,15 @@ def _plan(
     engine: Engine,
 ) -> Plan | Handler:
     leaves = torch_private.tree_leaves((args, kwargs))
-    if not all(is_dense(each) for each in leaves if isinstance(each, torch.Tensor)):
+    if not all(is_dense(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)):
         return run_full
     numbers = enumerate(zip(tensors, known, strict=True))
     operands = iter(
-        [operand(operator, each.form, number, other) for number, (each, other) in numbers]
+        [operand(operator, tensor.form, number, copy) for number, (tensor, copy) in numbers]
     )
-    of_args = tuple(with_tensors(each, operands) for each in args)
-    of_kwargs = {name: with_tensors(each, operands) for name, each in kwargs.items()}
+    of_args = tuple(with_tensors(arg, operands) for arg in args)
+    of_kwargs = {name: with_tensors(arg, operands) for name, arg in kwargs.items()}
     task = planner(operator, *of_args, **of_kwargs)
     if task is None:
         return run_full
-    return task if callable(task) else planned(operator, task, engine)
+    return task if callable(task) else plan_task(operator, task, engine)

@@ -30,7 +30,7 @@ class TensorClasses(Protocol):
         ...
 
     def adopt(self, engine: "Engine", tensor: torch.Tensor) -> ShardedTensor | None:
-        """A tensor of another library as a sharded one; None for a plain tensor."""
+        """Returns a tensor of another library as a sharded one; None for a plain tensor."""
         ...
 
 
@@ -73,13 +73,13 @@ class Engine:
         weight: bool = False,
     ) -> Form:
         """Returns the unique form with these fields."""
-        asked = (shape, strides, layout, dtype, device, weight)
-        found = self._forms.get(asked)
-        if found is None:
+        fields = (shape, strides, layout, dtype, device, weight)
+        form = self._forms.get(fields)
+        if form is None:
             strides = contiguous_strides(shape) if strides is None else strides
             key = (shape, strides, layout.normalized(shape), dtype, device, weight)
-            found = self._forms[asked] = self._forms.setdefault(key, Form(*key))
-        return found
+            form = self._forms[fields] = self._forms.setdefault(key, Form(*key))
+        return form
 
     def evolved(self, form: Form, **changes: object) -> Form:
         """Returns `form` with another layout or weight flag."""
@@ -170,7 +170,7 @@ def process_groups(world: World) -> "dict[str, dist.ProcessGroup]":
             groups[axis] = job
             continue
         positions = range(world.mesh.size) if is_bound else [world.position]
-        for processes in sorted({along(axis, each) for each in positions}):
+        for processes in sorted({along(axis, position) for position in positions}):
             group = dist.new_group(
                 list(processes), timeout=timeout, use_local_synchronization=not is_bound
             )

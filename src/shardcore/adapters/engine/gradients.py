@@ -1,4 +1,4 @@
-"""Gradients: all-reduced in buckets, or redistributed into the layout of their variable."""
+"""Gradients: all-reduced in buckets (ADR 17), or redistributed as their variable is."""
 
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
@@ -66,29 +66,31 @@ class Buckets:
 
     def _send(self, alike: Hashable) -> None:
         # A hook of the user may have dropped a gradient meanwhile.
-        parameters = [each for each in self._open.pop(alike) if each.grad is not None]
+        parameters = [
+            parameter for parameter in self._open.pop(alike) if parameter.grad is not None
+        ]
         del self._bytes[alike]
-        recorded = [self._take_recorded(each) for each in parameters]
+        recorded = [self._take_recorded(parameter) for parameter in parameters]
         recorder = recording() if any(recorded) else None
         paused = nullcontext if recorder is None else recorder.paused
         with reduction_scope(parameters), paused():
-            wait = _start([each.grad for each in parameters])
+            wait = _start([parameter.grad for parameter in parameters])
 
         def receive() -> None:
             with reduction_scope(parameters), paused():
-                for parameter, gradient, each in zip(parameters, wait(), recorded, strict=True):
-                    parameter.grad = gradient if each is None else each.result_of(gradient)
+                for parameter, gradient, record in zip(parameters, wait(), recorded, strict=True):
+                    parameter.grad = gradient if record is None else record.result_of(gradient)
 
         self._sent.append(receive)
 
     def _take_recorded(self, parameter: torch.Tensor) -> "_RecordedSum | None":
-        """Returns the recorded all-reduce of a gradient; None if there is none, or none that fits.
+        """Removes and returns the recorded all-reduce of a gradient; None if none fits.
 
-        The trace is refused if a hook of the user has changed the gradient after it.
+        A trace is refused if a hook of the user has changed the gradient since.
         """
-        found, recorder = self._recorded.pop(id(parameter), None), recording()
-        if found is None or recorder is None or found.is_of(parameter.grad):
-            return found
+        recorded_sum, recorder = self._recorded.pop(id(parameter), None), recording()
+        if recorded_sum is None or recorder is None or recorded_sum.is_of(parameter.grad):
+            return recorded_sum
         recorder.refuse("a hook of a parameter changes its gradient", _HOOK)
         return None
 
@@ -103,9 +105,10 @@ class Buckets:
 
 @attrs.frozen(eq=False)
 class _RecordedSum:
-    """The all-reduce of one gradient, as a trace has it.
+    """The all-reduce of one gradient in a trace.
 
-    It runs later, in a bucket: one for each would take a recorded step several times as long.
+    The recorded step itself reduces the gradient later, in a bucket: with an all-reduce for each
+    gradient it would take several times as long.
 
     Args:
         gradient: The gradient.
@@ -143,11 +146,11 @@ def _start(gradients: Sequence[object]) -> Callable[[], Sequence[Any]]:
 
     A gradient that a hook of the user has changed meanwhile is reduced already.
     """
-    sharded = (each for each in gradients if isinstance(each, ShardedTensor))
-    pending = [each for each in sharded if each.form.is_pending]
+    sharded = (gradient for gradient in gradients if isinstance(gradient, ShardedTensor))
+    pending = [gradient for gradient in sharded if gradient.form.is_pending]
     if not pending:
         return lambda: gradients
-    parts = [each.part for each in pending]
+    parts = [gradient.part for gradient in pending]
     flat = parts[0] if len(parts) == 1 else torch.cat([part.reshape(-1) for part in parts])
     engine: Engine = pending[0].engine
     partial = pending[0].form.layout.partial
@@ -160,18 +163,18 @@ def _start(gradients: Sequence[object]) -> Callable[[], Sequence[Any]]:
         summed = steps.wait(started, GRADIENTS)
         for group in rest:
             summed = steps.wait(collectives.all_reduce(summed, "sum", group), GRADIENTS)
-        found = torch.split(summed, [part.numel() for part in parts]) if parts[1:] else [summed]
+        sums = torch.split(summed, [part.numel() for part in parts]) if parts[1:] else [summed]
         done = {}
-        for each, values in zip(pending, found, strict=True):
-            shape, form = each.part.shape, each.form
+        for gradient, values in zip(pending, sums, strict=True):
+            shape, form = gradient.part.shape, gradient.form
             part = values if values.shape == shape else values.reshape(shape)
-            done[id(each)] = engine.sharded(part, form.layout.reduced, form.shape)
-        return [done.get(id(each), each) for each in gradients]
+            done[id(gradient)] = engine.sharded(part, form.layout.reduced, form.shape)
+        return [done.get(id(gradient), gradient) for gradient in gradients]
 
     return wait
 
 
-def bring(parameter: torch.Tensor, layout: Layout, waiting: Buckets) -> None:
+def reduce_gradient(parameter: torch.Tensor, layout: Layout, waiting: Buckets) -> None:
     """Redistributes the gradient of `parameter` into `layout`, by the end of the backward pass."""
     gradient: Any = parameter.grad
     if not isinstance(gradient, ShardedTensor):

@@ -12,12 +12,12 @@ import torch.distributed as dist
 
 from shardcore.adapters.engine import differentiable, gradients, redistributed
 from shardcore.adapters.engine.engine import Engine, TensorClasses, process_groups
-from shardcore.adapters.engine.moves.gathering import GATHERED_BYTES, gathered_in_pieces
+from shardcore.adapters.engine.moves.gathering import GATHERED_BYTES, gather_in_pieces
 from shardcore.adapters.engine.moves.redistribution import full, reduced
-from shardcore.adapters.engine.operators.movement.places import read_places_by_operators
+from shardcore.adapters.engine.operators.movement.indices import read_indices_by_operators
 from shardcore.adapters.engine.redistributed import UnshardedWeights
 from shardcore.adapters.engine.tensor import ShardedTensor
-from shardcore.adapters.engine.writes import shard_beside
+from shardcore.adapters.engine.writes import shard_like
 from shardcore.adapters.job import exchange, process_group
 from shardcore.adapters.job.threads import communicating
 from shardcore.domain.errors import StrategyError
@@ -39,7 +39,7 @@ def open_engine(
 
     `weights`, `gathered` and `links` are the options of the strategies: see `builtin_plugins`.
     """
-    read_places_by_operators()
+    read_indices_by_operators()
     hosts = _hosts(f"weights={weights!r}, gathered={gathered!r}, links={dict(links)}")
     groups_of = {
         axis: tuple(
@@ -59,14 +59,15 @@ def _hosts(options: str) -> tuple[str, ...]:
     own = (options, socket.gethostname())
     if process_group.is_simulated():
         return (own[1],) * process_group.world_size()
-    found = exchange.gather(own)
-    for rank, (other, _) in enumerate(found):
-        if other != found[0][0]:
+    of_ranks = exchange.gather(own)
+    first = of_ranks[0][0]
+    for rank, (other, _) in enumerate(of_ranks):
+        if other != first:
             raise StrategyError(
-                f"Rank 0 installed its strategy with {found[0][0]}, and rank {rank} with {other}: "
+                f"Rank 0 installed its strategy with {first}, and rank {rank} with {other}: "
                 "give shardcore.install() the same options on every rank."
             )
-    return tuple(host for _, host in found)
+    return tuple(host for _, host in of_ranks)
 
 
 @attrs.frozen(eq=False)
@@ -137,8 +138,8 @@ class EngineTensors:
         own = own.detach()
         form = own.form
         if form.weight and not form.is_replicated and own.nbytes > GATHERED_BYTES:
-            return gathered_in_pieces(reduced(own))
-        return redistributed.handed_out(own, full(own))
+            return gather_in_pieces(reduced(own))
+        return redistributed.clone_if_cached(own, full(own))
 
     def local(self, tensor: Any) -> torch.Tensor:
         """Returns the local shard, which shares the memory of `tensor`; differentiable."""
@@ -147,14 +148,14 @@ class EngineTensors:
     def copy_into(self, stored: Any, value: torch.Tensor) -> None:
         """Overwrites `stored` in place."""
         with torch.no_grad():
-            stored.part.copy_(shard_beside(value.detach(), stored))
+            stored.part.copy_(shard_like(value.detach(), stored))
             stored.memory.writes += 1
 
     def on_gradient(self, stored: torch.Tensor, layout: Layout) -> None:
         """Redistributes each gradient into `layout`, by the end of the backward pass."""
 
         def accumulated(parameter: torch.Tensor) -> None:
-            gradients.bring(parameter, layout, self._buckets)
+            gradients.reduce_gradient(parameter, layout, self._buckets)
 
         stored.register_post_accumulate_grad_hook(accumulated)  # type: ignore[no-untyped-call]
 

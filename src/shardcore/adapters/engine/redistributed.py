@@ -1,4 +1,4 @@
-"""Redistributed copies of tensors, which later uses in the same step find again.
+"""Redistributed copies of tensors: a cache for later uses in the same step (ADR 17).
 
 Activations: the backward pass reads the copy that the forward pass has all-gathered, and a partial
 sum that several operators read is reduced once. Weights: a recurrent layer uses its kernel at each
@@ -33,55 +33,55 @@ class Redistributed:
     stamp: Hashable  # a value that changes when either is written, or the step ends
 
 
-def note(tensor: ShardedTensor, found: ShardedTensor, serves: bool = False) -> None:
-    """Notes that `found` has the values of `tensor`, unless a copy that shards less is known.
+def note_copy(tensor: ShardedTensor, copy: ShardedTensor, serves: bool = False) -> None:
+    """Caches `copy`, which has the values of `tensor`, unless a copy that shards less is cached.
 
-    `UnshardedWeights` holds weights. `serves` says whether products read `found` from now on.
+    `UnshardedWeights` caches weights. `serves` says whether products read `copy` from now on.
     """
-    known = find(tensor)
+    known = find_copy(tensor)
     # A partial tensor would be read as its sum.
     if (
         tensor.form.weight
-        or found.form.layout.partial
+        or copy.form.layout.partial
         or (known is not None and is_less_sharded(tensor.form.layout, known.tensor.form.layout))
     ):
         return
     memory = tensor.memory
     if memory.redistributed is None:
         memory.redistributed = {}
-    memory.redistributed[_place(tensor)] = Redistributed(
-        found, serves, tensor.part, _stamp(tensor, found)
+    memory.redistributed[_view_key(tensor)] = Redistributed(
+        copy, serves, tensor.part, _stamp(tensor, copy)
     )
 
 
-def find(tensor: ShardedTensor) -> Redistributed | None:
+def find_copy(tensor: ShardedTensor) -> Redistributed | None:
     """Returns the copy of `tensor` in another layout, None if there is none."""
     known: dict[Hashable, Redistributed] | None = tensor.memory.redistributed
-    found = known.get(_place(tensor)) if known else None
-    return found if found and found.stamp == _stamp(tensor, found.tensor) else None
+    copy = known.get(_view_key(tensor)) if known else None
+    return copy if copy and copy.stamp == _stamp(tensor, copy.tensor) else None
 
 
-def handed_out(tensor: ShardedTensor, value: torch.Tensor) -> torch.Tensor:
-    """Returns the full `value` of `tensor` for the user, in memory that no operator reads later.
+def clone_if_cached(tensor: ShardedTensor, value: torch.Tensor) -> torch.Tensor:
+    """Returns the full `value` of `tensor`, cloned if it is the cached copy, for the user.
 
-    NumPy may write into it, and torch does not count that.
+    NumPy may write into it, which torch does not count; a cached copy would then be wrong.
     """
-    return value if find(tensor) is None else value.clone()
+    return value if find_copy(tensor) is None else value.clone()
 
 
-def _place(tensor: ShardedTensor) -> Hashable:
-    """Returns a key that is equal for equal views of a tensor, not for others."""
+def _view_key(tensor: ShardedTensor) -> Hashable:
+    """Returns a key of the elements of `tensor`: equal views have equal keys."""
     part = tensor.part
     return tensor.form, torch_private.memory_of(part), part.storage_offset(), part.stride()
 
 
-def _stamp(tensor: ShardedTensor, found: ShardedTensor) -> Hashable:
+def _stamp(tensor: ShardedTensor, copy: ShardedTensor) -> Hashable:
     return (
         tensor.engine.steps,
         tensor.memory.writes,
         torch_private.version_of(tensor.part),
-        found.memory.writes,
-        torch_private.version_of(found.part),
+        copy.memory.writes,
+        torch_private.version_of(copy.part),
     )
 
 
@@ -94,31 +94,31 @@ class UnshardedWeights:
     _latest: dict[WeightSize, LatestWeights[tuple[torch.Tensor, object]]] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._latest = {each: LatestWeights(each) for each in self.sizes}
+        self._latest = {size: LatestWeights(size) for size in self.sizes}
 
     def get(self, memory: Memory, part: torch.Tensor, move: Any, engine: Any) -> torch.Tensor:
         """Returns the local shard of a weight after `move`; `part` is its stored shard."""
-        stored = move.as_in_memory(part)
+        stored = move.to_step_order(part)
         at = torch_private.memory_of(part), part.storage_offset()
-        place = (at, tuple(stored.shape), stored.stride(), part.dtype)
+        identity = (at, tuple(stored.shape), stored.stride(), part.dtype)
         writes = (memory.writes, torch_private.version_of(part))
-        key = (id(memory), writes, place, move.target)
-        for each in self._latest.values():
-            found = each.find(key)
-            if found is not None:
-                held: torch.Tensor = move.as_asked(found[0])
+        key = (id(memory), writes, identity, move.target)
+        for latest in self._latest.values():
+            cached = latest.find(key)
+            if cached is not None:
+                held: torch.Tensor = move.to_form_order(cached[0])
                 return held
         value: torch.Tensor = move.run(part, engine)
         size = size_of(value.nbytes, self.sizes)
         if size is not None:
-            held = move.as_in_memory(value)
+            held = move.to_step_order(value)
             self._latest[size].add(key, (held, (memory, part)), held.nbytes)
         return value
 
     @property
     def bytes(self) -> int:
         """The bytes of the weights that it holds."""
-        return sum(each.bytes for each in self._latest.values())
+        return sum(latest.bytes for latest in self._latest.values())
 
     @property
     def holds_steps(self) -> bool:
@@ -127,5 +127,5 @@ class UnshardedWeights:
 
     def clear(self) -> None:
         """Drops all weights."""
-        for each in self._latest.values():
-            each.clear()
+        for latest in self._latest.values():
+            latest.clear()

@@ -37,9 +37,9 @@ def wrong_operators() -> Iterator[str]:
     plain = list(torch.linspace(-1, 2, 32, device="cpu").reshape(2, 4, 4))
     for name, operator in OPERATORS:
         try:
-            expected = _run(operator, [each.clone() for each in plain])
-            found = _run(operator, [engine.replicated(each.clone()) for each in plain])
-            values = [each.part for each in found if isinstance(each, ShardedTensor)]
+            expected = _run(operator, [tensor.clone() for tensor in plain])
+            sharded = _run(operator, [engine.replicated(tensor.clone()) for tensor in plain])
+            values = [tensor.part for tensor in sharded if isinstance(tensor, ShardedTensor)]
             if len(values) != len(expected):
                 yield f"operator {name}: its results are not sharded tensors"
             elif not all(map(torch.allclose, values, expected)):
@@ -56,7 +56,10 @@ def _run(operator: Callable[..., torch.Tensor], operands: list[torch.Tensor]) ->
     """
     # For any mode in which shardcore is installed.
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
-        result = operator(*(each.detach().requires_grad_() for each in operands))
+        result = operator(*(operand.detach().requires_grad_() for operand in operands))
         node: Any = result.grad_fn  # the stubs of torch do not allow this call
         gradients = node(torch.ones_like(result.detach()))
-    return [result, *(each for each in tree_leaves(gradients) if isinstance(each, torch.Tensor))]
+    return [
+        result,
+        *(gradient for gradient in tree_leaves(gradients) if isinstance(gradient, torch.Tensor)),
+    ]

@@ -35,7 +35,7 @@ def write(operator: Operator, target: Any, *others: object, **kwargs: object) ->
         reduce_in_place(target)
     if is_own and torch_private.is_elementwise(operator):
         plain, named = tree_map_only(
-            torch.Tensor, lambda each: shard_beside(each, target), (others, kwargs)
+            torch.Tensor, lambda tensor: shard_like(tensor, target), (others, kwargs)
         )
         operator(target.part, *plain, **named)
         target.memory.writes += 1
@@ -58,9 +58,9 @@ def _adds_alike(operator: Operator, others: Sequence[Any], target: ShardedTensor
     """Returns whether partial tensors with the layout of `target` are added to it."""
     if operator not in ADDING or not {op for _, op in target.form.layout.partial} <= _LINEAR:
         return False
-    tensors = [each for each in others if isinstance(each, torch.Tensor)]
+    tensors = [other for other in others if isinstance(other, torch.Tensor)]
     return bool(tensors) and all(
-        isinstance(each, ShardedTensor) and is_alike(each, target) for each in tensors
+        isinstance(tensor, ShardedTensor) and is_alike(tensor, target) for tensor in tensors
     )
 
 
@@ -104,16 +104,16 @@ def replace_memory(target: ShardedTensor, value: torch.Tensor) -> None:
     engine = target.engine
     source = engine.as_sharded(value)
     refresh(source)
-    moved = in_layout(source, target.form.layout.reduced, copies=True)
-    shares = moved is source and source.copied is None
-    part = moved.part if shares else moved.part.clone()
-    form = engine.evolved(moved.form, weight=target.form.weight)
+    in_own_layout = in_layout(source, target.form.layout.reduced, copies=True)
+    shares = in_own_layout is source and source.copied is None
+    part = in_own_layout.part if shares else in_own_layout.part.clone()
+    form = engine.evolved(in_own_layout.form, weight=target.form.weight)
     torch_private.set_metadata(target, engine.wrap(part, form))
     target.part, target.form, target.copied = part, form, None
-    target.memory = moved.memory if shares else Memory()
+    target.memory = in_own_layout.memory if shares else Memory()
 
 
-def shard_beside(value: torch.Tensor, target: ShardedTensor) -> torch.Tensor:
+def shard_like(value: torch.Tensor, target: ShardedTensor) -> torch.Tensor:
     """Returns this rank's shard of `value`, in the layout of `target`, up to broadcasting."""
     if isinstance(value, ShardedTensor) and is_alike(value, target):
         return value.part
@@ -203,24 +203,26 @@ def reduce_in_place(target: ShardedTensor) -> None:
 def run_full(operator: Operator, *args: Any, **kwargs: object) -> Any:
     """Runs the operator on full operands; the results are replicated."""
     tensors = fallback.sharded((args, kwargs))
-    if not all(each.form.is_replicated for each in tensors):
-        fallback.tell(operator, tensors)
+    if not all(tensor.form.is_replicated for tensor in tensors):
+        fallback.warn_fallback(operator, tensors)
     plain_args, plain_kwargs = tree_map_only(ShardedTensor, full, (args, kwargs))
     result = operator(*plain_args, **plain_kwargs)
     engine = tensors[0].engine
     wrapped = tree_map_only(
-        torch.Tensor, lambda each: engine.replicated(each) if is_dense(each) else each, result
+        torch.Tensor,
+        lambda tensor: engine.replicated(tensor) if is_dense(tensor) else tensor,
+        result,
     )
     if is_view(operator) and isinstance(args[0], ShardedTensor):
         base, *numbers = args
-        for at, each in enumerate(tree_leaves(wrapped)):
-            if not isinstance(each, ShardedTensor):
+        for at, view in enumerate(tree_leaves(wrapped)):
+            if not isinstance(view, ShardedTensor):
                 continue
 
             def take(tensor: torch.Tensor, at: int = at) -> Any:
                 return tree_leaves(operator(tensor, *numbers, **kwargs))[at]
 
-            note_view(each, base, take, is_copy=not base.form.is_replicated)
+            note_view(view, base, take, is_copy=not base.form.is_replicated)
     return wrapped
 
 
@@ -228,25 +230,25 @@ def run_full_and_store(operator: Operator, *args: object, **kwargs: object) -> A
     """Runs an operator that writes on full operands, and stores the written ones."""
     tensors = fallback.sharded((args, kwargs))
     engine = tensors[0].engine
-    fallback.tell(operator, tensors)
+    fallback.warn_fallback(operator, tensors)
     written = written_operands(operator, args, kwargs)
-    targets: list[Any] = [each for each in written if isinstance(each, ShardedTensor)]
+    targets: list[Any] = [target for target in written if isinstance(target, ShardedTensor)]
     # A copy of each: a write must reach no other operand.
-    values = {id(each): full(each).clone() for each in tensors}
+    values = {id(tensor): full(tensor).clone() for tensor in tensors}
     plain_args, plain_kwargs = tree_map_only(
-        ShardedTensor, lambda each: values[id(each)], (args, kwargs)
+        ShardedTensor, lambda tensor: values[id(tensor)], (args, kwargs)
     )
     result = operator(*plain_args, **plain_kwargs)
-    for each in targets:
-        value = values[id(each)]
-        if value.shape != each.shape:
+    for target in targets:
+        value = values[id(target)]
+        if value.shape != target.shape:
             raise StrategyError(
                 f"{operator} writes a tensor of shape {tuple(value.shape)} into a sharded tensor "
-                f"of shape {tuple(each.shape)}, and the shape of a sharded tensor cannot change: "
+                f"of shape {tuple(target.shape)}, and the shape of a sharded tensor cannot change: "
                 "give one of the shape of the result, or none."
             )
-        write(aten.copy_.default, each, value)
-    by_value = {id(values[id(each)]): each for each in targets}
+        write(aten.copy_.default, target, value)
+    by_value = {id(values[id(target)]): target for target in targets}
 
     def returned(tensor: torch.Tensor) -> Any:
         return by_value[id(tensor)] if id(tensor) in by_value else engine.replicated(tensor)

@@ -1,4 +1,4 @@
-"""The end of this rank: what it says, how it leaves, and when its store may close."""
+"""The end of this rank: its last message, its exit, and the time when its store may close."""
 
 import contextlib
 import inspect
@@ -92,7 +92,7 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def goes_on(trace: TracebackType | None) -> bool:
+def continues(trace: TracebackType | None) -> bool:
     """Returns whether the program goes on after an error that the hook gets.
 
     Cython shows an error that it ignores so, such as that of a destructor of h5py.

@@ -1,4 +1,4 @@
-"""Heartbeats: each rank writes into the store once a second where it is; a stopped one does not.
+"""Heartbeats: once a second each rank that runs writes into the store where it is (ADR 37).
 
 A rank that waits in a collective cannot see who is late. The heartbeats show it.
 """
@@ -13,12 +13,13 @@ from typing import Generic, TypeVar
 from attrs import asdict, frozen
 
 from shardcore.adapters.failure import store_host
-from shardcore.adapters.failure.place import Here
+from shardcore.adapters.failure.main_thread import ThreadState
+from shardcore.adapters.failure.neighbours import Neighbours
 from shardcore.adapters.job import exchange, process_group
 from shardcore.adapters.job.signed_store import SignedStore
 from shardcore.domain.errors import RankMismatchError, ShardcoreError
 from shardcore.domain.heartbeats import Heartbeat, Observation, name_ended_ranks
-from shardcore.reporting.errors import user_line_in
+from shardcore.reporting.errors import say, user_line_in
 
 # A rank without a heartbeat for so many seconds does not answer; a busy machine may delay one.
 _SILENT_SECONDS = 4.0
@@ -32,9 +33,9 @@ _IN_VAIN = ("timed out", "closed by peer", "reset by peer", "broken pipe")
 _T = TypeVar("_T")
 
 
-def send(store: SignedStore, number: int, here: Here) -> None:
+def send(store: SignedStore, number: int, state: ThreadState) -> None:
     """Sends a heartbeat of this rank."""
-    beat = Heartbeat(number, here.waits, here.line)
+    beat = Heartbeat(number, state.waits, state.line)
     store.set(f"heartbeat/{process_group.rank()}", json.dumps(asdict(beat)).encode())
 
 
@@ -44,9 +45,9 @@ def look(
     """Looks at the heartbeats of ranks for a few seconds, less if no more is to be seen."""
     between = min(_SILENT_SECONDS, _LOOK_SECONDS * max(1.0, len(ranks) / 100))
     before = _last(store, ranks)
-    places = store.find_all([f"place/{rank}" for rank in ranks])
-    by_rank = zip(ranks, places, strict=True)
-    ended = tuple(rank for rank, place in by_rank if place == exchange.ENDED.encode())
+    statuses = store.find_all([f"place/{rank}" for rank in ranks])
+    by_rank = zip(ranks, statuses, strict=True)
+    ended = tuple(rank for rank, status in by_rank if status == exchange.ENDED.encode())
     after, begun = dict(before), time.monotonic()
     while not ended and (
         time.monotonic() < begun + _SILENT_SECONDS
@@ -59,20 +60,22 @@ def look(
     return Observation(before, after, ended)
 
 
-def look_in_time(connect: Callable[[], SignedStore], ranks: Sequence[int]) -> Observation | None:
-    """Looks likewise; returns None if the store that `connect` returns does not answer."""
+def look_with_timeout(
+    connect: Callable[[], SignedStore], ranks: Sequence[int]
+) -> Observation | None:
+    """Looks as `look` does; returns None if the store of `connect` does not answer in time."""
     return within(_STORE_SECONDS, lambda: look(connect(), ranks))
 
 
-def awaited(connect: Callable[[], SignedStore]) -> str:
-    """Returns for whom the others wait, also if the store that `connect` returns is silent."""
-    seen = look_in_time(connect, others())
-    return f"{store_host.described()} which does not answer" if seen is None else seen.late()
+def describe_awaited(connect: Callable[[], SignedStore]) -> str:
+    """Describes for whom the ranks wait, also if the store of `connect` does not answer."""
+    seen = look_with_timeout(connect, others())
+    return f"{store_host.describe()} which does not answer" if seen is None else seen.late()
 
 
 def others() -> list[int]:
     """Returns all ranks but this one."""
-    return [each for each in range(process_group.world_size()) if each != process_group.rank()]
+    return [rank for rank in range(process_group.world_size()) if rank != process_group.rank()]
 
 
 def timed_out(error: Exception, collective: str) -> RankMismatchError | None:
@@ -82,7 +85,7 @@ def timed_out(error: Exception, collective: str) -> RankMismatchError | None:
         return None
     return RankMismatchError(
         f"Rank {process_group.rank()} waited {process_group.seconds(None):.0f} seconds in "
-        f"{collective} for {awaited(exchange.store_for_thread)}. "
+        f"{collective} for {describe_awaited(exchange.store_for_thread)}. "
         f"If it computes for so long, set {process_group.TIMEOUT_VARIABLE} to more seconds."
     )
 
@@ -92,8 +95,8 @@ def waited_in_graph() -> RankMismatchError:
 
     Ranks that wait for a GPU are in no collective of torch, so it is not known who is late.
     """
-    seen = look_in_time(exchange.store_for_thread, others())
-    places = seen.lines() if seen else f"{store_host.described()} does not answer"
+    seen = look_with_timeout(exchange.store_for_thread, others())
+    places = seen.lines() if seen else f"{store_host.describe()} does not answer"
     return RankMismatchError(
         f"Rank {process_group.rank()} waited {process_group.seconds(None):.0f} seconds in a CUDA "
         f"graph with collectives, in which not all ranks took part ({places}). All ranks run the "
@@ -120,7 +123,7 @@ def unmatched(
     if "gloo" not in text or process_group.is_simulated():
         return ""
     where = name_ended_ranks(ended)
-    if not where and not is_enough() and any(each in text for each in _IN_VAIN):
+    if not where and not is_enough() and any(phrase in text for phrase in _IN_VAIN):
         seen = within(
             _STORE_SECONDS, lambda: look(exchange.store_for_thread(), others(), is_enough)
         )
@@ -140,39 +143,63 @@ def within(seconds: float, call: Callable[[], _T]) -> _T | None:
         >>> within(1.0, lambda: 3), within(0.01, lambda: time.sleep(0.1))
         (3, None)
     """
-    return Asked.of(call).answer(seconds)
+    return Request.of(call).answer(seconds)
 
 
 @frozen
-class Asked(Generic[_T]):
+class Request(Generic[_T]):
     """A call on another thread, which may never return."""
 
-    _found: "SimpleQueue[_T | None]"
+    _answer: "SimpleQueue[_T | None]"
 
     @classmethod
-    def of(cls, call: Callable[[], _T]) -> "Asked[_T]":
+    def of(cls, call: Callable[[], _T]) -> "Request[_T]":
         """Starts the call."""
-        found: SimpleQueue[_T | None] = SimpleQueue()
+        answer: SimpleQueue[_T | None] = SimpleQueue()
 
         def run() -> None:
             try:
-                found.put(call())
+                answer.put(call())
             except RuntimeError:  # torch's for a lost store
-                found.put(None)
+                answer.put(None)
 
         threading.Thread(target=run, name="shardcore-store", daemon=True).start()
-        return cls(found)
+        return cls(answer)
 
     def answer(self, seconds: float) -> _T | None:
         """Returns what the call returns; None if it fails, or has not returned after `seconds`."""
         try:
-            return self._found.get(timeout=seconds)
+            return self._answer.get(timeout=seconds)
         except Empty:
             return None
 
 
 def _last(store: SignedStore, ranks: Sequence[int]) -> dict[int, Heartbeat | None]:
     """Returns the last heartbeat of each rank."""
-    found = store.find_all([f"heartbeat/{rank}" for rank in ranks])
-    beats = (None if each is None else Heartbeat(**json.loads(each)) for each in found)
+    texts = store.find_all([f"heartbeat/{rank}" for rank in ranks])
+    beats = (None if text is None else Heartbeat(**json.loads(text)) for text in texts)
     return dict(zip(ranks, beats, strict=True))
+
+
+def report_late_ranks(state: ThreadState, neighbours: Neighbours) -> None:
+    """Reports for whom this rank waits, if no lower rank does: on another thread.
+
+    Without heartbeats for as long, this rank would seem stopped.
+    """
+    threading.Thread(
+        target=_report_late_ranks, args=(state, neighbours), name="shardcore-report", daemon=True
+    ).start()
+
+
+def _report_late_ranks(state: ThreadState, neighbours: Neighbours) -> None:
+    rank = neighbours.rank
+    # Mostly these alone are asked for: all ranks of a large job may come here at once.
+    before = sorted({0, *neighbours.lower()} - {rank})
+    seen = look_with_timeout(exchange.store_for_thread, before) if before else None
+    if seen and seen.waiting():
+        return
+    seen = look_with_timeout(exchange.store_for_thread, others())
+    # If the store does not answer, the thread that looks for failures says so.
+    if seen is not None and min(seen.waiting(), default=rank) >= rank:
+        waited = f"has waited {state.seconds:.0f} seconds in a collective"
+        say(f"[rank {rank}] {waited} ({state.line}) for {seen.late()}\n")

@@ -1,12 +1,57 @@
 """The neighbours of a rank: the other ranks of its host, of which it sees the processes."""
 
+import os
+from pathlib import Path
 from uuid import uuid4
 
 import attrs
 
 from shardcore.adapters.failure import store_host
-from shardcore.adapters.failure.host_process import HostProcess
 from shardcore.adapters.job import exchange
+
+
+@attrs.frozen
+class HostProcess:
+    """A process, and its host, within which its number is unique.
+
+    Args:
+        host: A name of the host for process numbers; empty if it is unknown.
+        pid: The number of the process.
+
+    Example:
+        >>> own = HostProcess.own()
+        >>> own.is_gone(), own.is_running()
+        (False, True)
+    """
+
+    host: str
+    pid: int
+
+    @classmethod
+    def own(cls) -> "HostProcess":
+        """Returns this process."""
+        try:
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+            host = f"{boot} {os.readlink('/proc/self/ns/pid')}"
+        except OSError:
+            host = ""
+        return cls(host, os.getpid())
+
+    def is_gone(self) -> bool:
+        """Returns whether the process has ended; it is of this host."""
+        return self._state() in "ZX"
+
+    def is_running(self) -> bool:
+        """Returns whether the process has neither ended nor is stopped; it is of this host."""
+        return self._state() not in "ZXTt"
+
+    def _state(self) -> str:
+        """Returns the letter of its state in /proc; "X", dead, if there is no such process."""
+        try:
+            text = Path(f"/proc/{self.pid}/stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            return "X"
+        return text.rpartition(")")[2].split()[0]
 
 
 @attrs.define
@@ -25,20 +70,22 @@ class Neighbours:
     def meet(cls, rank: int) -> tuple["Neighbours", str]:
         """Returns the neighbours, and a new name that all ranks get. All ranks call it together.
 
-        Ranks of a host bring equal values, but for rank 0: a rank reads one for each host. The
+        Ranks of a host send equal values, but for rank 0: a rank reads one for each host. The
         ranks on the host of the store are noted.
         """
         own, shared = HostProcess.own(), exchange.store()
         shared.set(f"pid/{rank}", str(own.pid).encode())
         name = uuid4().hex if rank == 0 else ""
         everyone = exchange.gather((name, own.host, store_host.is_here()))
-        store_host.remember([each for each, (_, _, has_store) in enumerate(everyone) if has_store])
+        store_host.remember(
+            [other for other, (_, _, has_store) in enumerate(everyone) if has_store]
+        )
         near = [
-            each
-            for each, (_, host, _) in enumerate(everyone)
-            if each != rank and host == own.host != ""
+            other
+            for other, (_, host, _) in enumerate(everyone)
+            if other != rank and host == own.host != ""
         ]
-        pids = shared.get([f"pid/{each}" for each in near])
+        pids = shared.get([f"pid/{other}" for other in near])
         processes = (HostProcess(own.host, int(pid)) for pid in pids)
         return cls(rank, dict(zip(near, processes, strict=True))), everyone[0][0]
 
@@ -53,9 +100,9 @@ class Neighbours:
 
     def lower(self) -> list[int]:
         """Returns the ranks below this one."""
-        return [each for each in list(self.processes) if each < self.rank]
+        return [rank for rank in list(self.processes) if rank < self.rank]
 
     def is_first(self) -> bool:
         """Returns whether this is the lowest rank of its host that runs."""
         others = list(self.processes.items())
-        return not any(each.is_running() for rank, each in others if rank < self.rank)
+        return not any(process.is_running() for rank, process in others if rank < self.rank)

@@ -36,14 +36,14 @@ def terminated(rank: int) -> Failure:
 
 
 def silent(rank: int) -> Failure:
-    """Returns the failure of a rank that ended without a word."""
+    """Returns the failure of a rank that ended and published nothing."""
     return Failure(rank, "its process ended without an error (killed, out of memory, os._exit?)")
 
 
 def no_answer(seconds: float) -> Failure:
-    """Returns the failure of the store's host, or of what holds the store there: no answer."""
+    """Returns the failure of a store that does not answer: its host may have stopped or died."""
     text = (
-        f"{store_host.described()} has not answered for {seconds:.0f} seconds: the host has "
+        f"{store_host.describe()} has not answered for {seconds:.0f} seconds: the host has "
         "ended, the process that holds the store is stopped, or the network stalls"
     )
     return Failure(0, text)
@@ -51,7 +51,7 @@ def no_answer(seconds: float) -> Failure:
 
 def lost() -> Failure:
     """Returns the failure of the store's host, whose connection has ended."""
-    return Failure(0, f"the connection to {store_host.described()} has ended")
+    return Failure(0, f"the connection to {store_host.describe()} has ended")
 
 
 @frozen
@@ -69,19 +69,19 @@ class FailureStore:
 
     def first(self) -> Failure | None:
         """Returns the first failure, if there is one."""
-        found = self.signed.find("first")
-        return None if found is None else _failure(found)
+        text = self.signed.find("first")
+        return None if text is None else _failure(text)
 
-    def ask_to_end(self, rank: int) -> int:
+    def request_end(self, rank: int) -> int:
         """Asks all ranks to end, since SIGTERM came to `rank`; returns the first such rank."""
         return int(self.signed.claim("sigterm", str(rank).encode()))
 
-    def asked_to_end(self) -> int | None:
+    def sigterm_rank(self) -> int | None:
         """Returns the rank to which SIGTERM came first; None without any."""
-        found = self.signed.find("sigterm")
-        return None if found is None else int(found)
+        rank = self.signed.find("sigterm")
+        return None if rank is None else int(rank)
 
-    def tell_point(self, point: tuple[int, int] | None) -> None:
+    def publish_point(self, point: tuple[int, int] | None) -> None:
         """Publishes the last point that this rank has passed; None if it passes none."""
         self.signed.set(f"point/{self.rank}", json.dumps(point).encode())
         self.signed.store.add("points", 1)
@@ -90,8 +90,8 @@ class FailureStore:
         """Returns the points of all ranks; None until each has written its own."""
         if self.signed.store.add("points", 0) < world_size:
             return None
-        found = self.signed.get([f"point/{rank}" for rank in range(world_size)])
-        return [point and tuple(point) for point in map(json.loads, found)]
+        points = self.signed.get([f"point/{rank}" for rank in range(world_size)])
+        return [point and tuple(point) for point in map(json.loads, points)]
 
     def end(self) -> None:
         """Publishes that this rank has ended in order."""

@@ -24,7 +24,7 @@ def remember(ranks: Sequence[int]) -> None:
     _RANKS[dist.group.WORLD] = tuple(ranks)
 
 
-def described() -> str:
+def describe() -> str:
     """Returns where the store is, with the ranks that are there, if they are known."""
     store = _store()
     at = f" at {store.host}:{store.port}" if hasattr(store, "host") else ""
@@ -36,10 +36,10 @@ def described() -> str:
 
 def _store() -> Any:
     group: Any = dist.group.WORLD  # the stubs of torch lack the store
-    found = group.get_group_store()
-    while hasattr(found, "underlying_store"):
-        found = found.underlying_store
-    return found
+    store = group.get_group_store()
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return store
 
 
 def _addresses(host: str) -> Sequence[Any]:

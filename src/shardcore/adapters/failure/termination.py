@@ -1,4 +1,4 @@
-"""The end of all ranks after SIGTERM: at one point of the program, after they have saved.
+"""The end of all ranks after SIGTERM: at one point of the program, after they have saved (ADR 54).
 
 A launcher sends SIGTERM to one rank or to all, at any time. While a program passes points, such as
 the ends of batches, no rank may stop at one that others have left behind: they would wait for it in
@@ -113,10 +113,10 @@ class Termination:
             is_terminated: Whether SIGTERM came to this rank.
         """
         if self._first is None:
-            asked = store.ask_to_end(self.rank) if is_terminated else store.asked_to_end()
-            if asked is None:
+            first = store.request_end(self.rank) if is_terminated else store.sigterm_rank()
+            if first is None:
                 return None
-            store.tell_point(self._begin(asked))
+            store.publish_point(self._begin(first))
         assert self._first is not None
         if self._target is None and self._has_points:
             self._agree(store.points(self.world_size))

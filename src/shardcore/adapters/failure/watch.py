@@ -1,4 +1,4 @@
-"""The failure watch: a rank that fails ends all ranks, with its own error first.
+"""The failure watch: a rank that fails ends all ranks, with its own error first (ADR 7).
 
 Every rank watches a `FailureStore` from a thread. A failing rank publishes its uncaught exception
 there; the others print it and exit. A process of this host that is killed, also for memory, is
@@ -20,12 +20,12 @@ import time
 from itertools import count
 from types import TracebackType
 
-from shardcore.adapters.failure import heartbeats, late_report
+from shardcore.adapters.failure import heartbeats
 from shardcore.adapters.failure.cell import Cell
-from shardcore.adapters.failure.end import End, goes_on, headline_of, leave, store_may_be_gone
+from shardcore.adapters.failure.end import End, continues, headline_of, leave, store_may_be_gone
 from shardcore.adapters.failure.interrupt import Interrupt
+from shardcore.adapters.failure.main_thread import MainThread
 from shardcore.adapters.failure.neighbours import Neighbours
-from shardcore.adapters.failure.place import Place
 from shardcore.adapters.failure.store import (
     TERMINATED,
     Failure,
@@ -102,8 +102,8 @@ class FailureWatch:
         if not process_group.has_others():
             return None
         exchange.share_secret()
-        exchange.tell_place(exchange.store(), "")
-        heartbeats.send(exchange.store(), 0, Place().look())
+        exchange.publish_status(exchange.store(), "")
+        heartbeats.send(exchange.store(), 0, MainThread().look())
         neighbours, name = Neighbours.meet(rank)
         # An earlier watch of the same job has left its keys in the store, under another name.
         return cls(name, rank, world_size, neighbours)
@@ -136,18 +136,20 @@ class FailureWatch:
         atexit.unregister(self.stop)
         self._end.begun.release()
 
-    def _leave(self, store: FailureStore, store_for_place: SignedStore) -> None:
-        exchange.tell_place(store_for_place, exchange.ENDED)
+    def _leave(self, store: FailureStore, status_store: SignedStore) -> None:
+        exchange.publish_status(status_store, exchange.ENDED)
         store.end()
         if self._rank != 0:
             self._end.release(store)
             return
         looks = (self._look(store) for _ in self._end.until_released(store, _LEAVE_SECONDS))
-        of_others = (each for each in looks if each is not None and each.rank != self._rank)
+        of_others = (
+            failure for failure in looks if failure is not None and failure.rank != self._rank
+        )
         self._end.failure = next(of_others, None)
 
-    def _watch(self, store: FailureStore, store_for_place: SignedStore) -> None:
-        main, published, reported = Place(), "", False
+    def _watch(self, store: FailureStore, status_store: SignedStore) -> None:
+        main, published, reported = MainThread(), "", False
         for number in count(1):
             self._interrupt.wait(_AGREEING_SECONDS if self.termination.since else _POLL_SECONDS)
             if self._end.released.is_set():
@@ -155,7 +157,7 @@ class FailureWatch:
                 return
             if self._stopped.is_set():
                 with store_may_be_gone():
-                    self._leave(store, store_for_place)
+                    self._leave(store, status_store)
                 return
             failure = self._look_in_time(store)
             if failure is not None:
@@ -163,30 +165,30 @@ class FailureWatch:
                     continue  # it saves with the others, and raises by itself
                 self._interrupt_main(failure, store)
                 return
-            here = main.look()
+            state = main.look()
             with store_may_be_gone():
-                heartbeats.send(store_for_place, number, here)
-                if (place := self.cell.place or str(here)) != published:
-                    exchange.tell_place(store_for_place, published := place)
-                if self.cell.ends_all(store_for_place):
+                heartbeats.send(status_store, number, state)
+                if (status := self.cell.status or str(state)) != published:
+                    exchange.publish_status(status_store, published := status)
+                if self.cell.ends_all(status_store):
                     store.claim(Failure(self._rank, self.cell.headline))
-                is_late = here.waits and here.seconds >= exchange.REPORT_SECONDS
+                is_late = state.waits and state.seconds >= exchange.REPORT_SECONDS
                 if is_late and not reported:
-                    late_report.start(here, self._neighbours)
+                    heartbeats.report_late_ranks(state, self._neighbours)
                 reported = is_late
 
     def _look_in_time(self, store: FailureStore) -> Failure | None:
-        """Looks; a store whose host has ended without a word does not answer, for ever."""
+        """Looks once, on another thread: a store whose host has died never answers."""
         limit = process_group.seconds(None) + _NO_ANSWER_SECONDS
         until_report = min(limit, exchange.REPORT_SECONDS)
-        asked = heartbeats.Asked.of(lambda: (self._look_on_thread(store),))
-        found = asked.answer(until_report)
-        if found is None and limit > until_report:
+        request = heartbeats.Request.of(lambda: (self._look_on_thread(store),))
+        answer = request.answer(until_report)
+        if answer is None and limit > until_report:
             if self._neighbours.is_first():
                 say(f"[rank {self._rank}] {no_answer(until_report).headline}\n")
-            found = asked.answer(limit - until_report)
-        if found is not None:
-            return found[0]
+            answer = request.answer(limit - until_report)
+        if answer is not None:
+            return answer[0]
         self._end.released.set()  # it is not asked again
         return no_answer(limit)
 
@@ -245,18 +247,18 @@ class FailureWatch:
     def _on_uncaught(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        if os.getpid() != self._pid or goes_on(trace):
+        if os.getpid() != self._pid or continues(trace):
             self._previous_hook(kind, error, trace)
             return
         self._end.begun.acquire()
         code = 130 if issubclass(kind, KeyboardInterrupt) else 1
         # No error may stop this: the other ranks and atexit would wait for this rank.
         try:
-            self._tell(kind, error)
+            self._report(kind, error)
         finally:
             leave(TERMINATED if self._interrupt.is_terminated else code)
 
-    def _tell(self, kind: type[BaseException], error: BaseException) -> None:
+    def _report(self, kind: type[BaseException], error: BaseException) -> None:
         """Publishes and shows this rank's failure, after another's if that came first."""
         strip_own_frames(error)
         headline = headline_of(kind, error)
@@ -284,12 +286,12 @@ class FailureWatch:
             return own, [0] if self._rank else []
         store = self._end.store
 
-        def published() -> tuple[Failure, list[int]]:
+        def publish() -> tuple[Failure, list[int]]:
             cause = self.termination.cause(own, self._interrupt.is_terminated)
             first = self._look(store) or store.claim(cause)
-            return first, [each for each in range(self._world_size) if store.has_ended(each)]
+            return first, [rank for rank in range(self._world_size) if store.has_ended(rank)]
 
-        found = heartbeats.within(_STORE_SECONDS, published)
-        if found is None:  # rank 0, which may hold it, is stopped
+        answer = heartbeats.within(_STORE_SECONDS, publish)
+        if answer is None:  # rank 0, which may hold it, is stopped
             self._end.released.set()
-        return found or (own, [])
+        return answer or (own, [])

@@ -27,8 +27,8 @@ def divide() -> tuple[str, ...]:
     host, cores = socket.gethostname(), available()
     most = _most_threads(cores, os.getppid()) if devices.device_type() == "cpu" else 0
     everyone = exchange.gather((host, cores, most))
-    hosts = tuple(each for each, _, _ in everyone)
-    share = min(min(most, max(1, each // hosts.count(name))) for name, each, most in everyone)
+    hosts = tuple(name for name, _, _ in everyone)
+    share = min(min(most, max(1, total // hosts.count(name))) for name, total, most in everyone)
     if share:
         torch.set_num_threads(share)
         here = f"{cores} cores for {hosts.count(host)} ranks of this host"
@@ -57,4 +57,4 @@ def _most_threads(cores: int, parent: int) -> int:
         given = Path(f"/proc/{parent}/environ").read_bytes().split(b"\0")
     except OSError:
         return 0
-    return 0 if any(each.startswith(f"{_VARIABLE}=".encode()) for each in given) else cores
+    return 0 if any(setting.startswith(f"{_VARIABLE}=".encode()) for setting in given) else cores

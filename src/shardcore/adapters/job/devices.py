@@ -44,9 +44,9 @@ def device_type() -> str:
 
     It is that of `KERAS_TORCH_DEVICE`, else of the accelerator that torch sees, else "cpu".
     """
-    asked = os.environ.get("KERAS_TORCH_DEVICE", "").partition(":")[0]
+    wanted = os.environ.get("KERAS_TORCH_DEVICE", "").partition(":")[0]
     seen = torch.accelerator.current_accelerator(check_available=True)
-    return asked or (seen.type if seen is not None and seen.type in _ACCELERATORS else "cpu")
+    return wanted or (seen.type if seen is not None and seen.type in _ACCELERATORS else "cpu")
 
 
 def take_device(job: Job) -> None:

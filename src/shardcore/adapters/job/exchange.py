@@ -1,7 +1,7 @@
-"""The exchange: values of all ranks, through the store of the process group, in one order.
+"""The exchange: values of all ranks, through the store of the process group, in one order (ADR 33).
 
 A collective of tensors that meets another one on a peer ends the process in C++, or waits for
-minutes. Here each value has a number and the name of the call that brings it. Ranks that are at
+minutes. Here each value has a number and the name of the call that sends it. Ranks that are at
 different calls find out in Python, and the process group has no part in it.
 """
 
@@ -28,7 +28,7 @@ from shardcore.reporting.errors import say, user_line
 # The seconds after which a rank says for whom it waits.
 REPORT_SECONDS = 30.0
 _PREFIX = "shardcore/exchange"
-# The places of a rank that has ended in order, and of rank 0 if the store does not answer.
+# The statuses of a rank that has ended in order, and of rank 0 if the store does not answer.
 ENDED = "has ended"
 LOST = "has ended or was killed (out of memory?): its store does not answer"
 # The seconds that a rank waits for others that wait elsewhere: a moment later they may come.
@@ -40,7 +40,7 @@ _SLEEP_SECONDS = 0.01
 # The seconds between two looks at the ranks that are missing: of up to 100 ranks, and the most.
 _ASK_SECONDS = 0.5
 _MOST_ASK_SECONDS = 5.0
-# Of the missing ranks that work, the most whose places a rank asks for.
+# Of the missing ranks that work, the most whose statuses a rank asks for.
 _MOST_AT_WORK = 16
 
 _T = TypeVar("_T")
@@ -52,8 +52,8 @@ TOGETHER = (
 
 
 @frozen
-class _Said:
-    """The value of one rank, and where the rank is."""
+class _Message:
+    """A value of one rank, and the call and the line at which the rank is."""
 
     what: str
     line: str
@@ -68,14 +68,14 @@ def share_secret() -> None:
     """
     if not process_group.has_others() or signed_store.has_secret():
         return
-    said = _Said("the start of the job", user_line(inspect.currentframe()), None)
+    message = _Message("the start of the job", user_line(inspect.currentframe()), None)
     unsigned = SignedStore(_plain_store(), b"")  # it is asked who has come, and nothing more
     try:
-        _come(said, b"", unsigned)
+        _meet(message, b"", unsigned)
     except ShardcoreError:
         raise
     except RuntimeError as error:
-        raise _lost(said, {0: LOST}) from error
+        raise _lost(message, {0: LOST}) from error
     signed_store.share_secret()
 
 
@@ -95,27 +95,27 @@ def gather(value: _T, what: str = "a comparison of values") -> list[_T]:
     _check_thread()
     if not process_group.has_others():
         return [value] * process_group.world_size()
-    said = _Said(what, user_line(inspect.currentframe()), value)
+    message = _Message(what, user_line(inspect.currentframe()), value)
     try:
-        everyone = _exchanged(said)
+        messages = _exchange(message)
     except ShardcoreError:
         raise
     except RuntimeError as error:  # torch's for a lost store
-        raise _lost(said, {0: LOST}) from error
-    own = everyone[process_group.rank()]
-    for rank, each in enumerate(everyone):
-        if each.what != own.what:
-            _raise_first(value, everyone)
-            where = f"rank {rank} is at {each.what} ({each.line})"
+        raise _lost(message, {0: LOST}) from error
+    own = messages[process_group.rank()]
+    for rank, other in enumerate(messages):
+        if other.what != own.what:
+            _raise_first(value, messages)
+            where = f"rank {rank} is at {other.what} ({other.line})"
             raise RankMismatchError(f"{_at(own)}, but {where}. {TOGETHER}")
-    return [each.value for each in everyone]
+    return [other.value for other in messages]
 
 
-def _raise_first(own: object, everyone: list[_Said]) -> None:
-    """Raises the error that a rank brings, if one does: ranks came apart because of it."""
-    error = next((said.value for said in everyone if isinstance(said.value, Exception)), None)
-    if error is not None:
-        raise mark_shared(own if isinstance(own, Exception) else error)
+def _raise_first(own: object, messages: list[_Message]) -> None:
+    """Raises the error that a rank has sent, if one has: the ranks diverged because of it."""
+    errors = [message.value for message in messages if isinstance(message.value, Exception)]
+    if errors:
+        raise mark_shared(own if isinstance(own, Exception) else errors[0])
 
 
 def do_once(work: Callable[[], _T], what: str) -> _T:
@@ -146,14 +146,14 @@ def do_once(work: Callable[[], _T], what: str) -> _T:
         result = work()
         shared.set(key, pickle.dumps(result))
         return result
-    said = _Said(what, user_line(inspect.currentframe()), None)
+    message = _Message(what, user_line(inspect.currentframe()), None)
 
     def reports() -> bool:
         return shared.claim(f"{name}/reports", str(own).encode()) == str(own).encode()
 
-    _wait(lambda: shared.store.check([key]), lambda: iter([first]), reports, said, shared)
-    found: _T = pickle.loads(shared.get([key])[0])
-    return found
+    _wait(lambda: shared.store.check([key]), lambda: iter([first]), reports, message, shared)
+    done: _T = pickle.loads(shared.get([key])[0])
+    return done
 
 
 def is_main_thread() -> bool:
@@ -172,22 +172,22 @@ def _check_thread() -> None:
         )
 
 
-def tell_place(shared: SignedStore, place: str) -> None:
-    """Tells the others where this rank is, as a predicate: "has ended"; empty while it works."""
-    shared.set(f"place/{process_group.rank()}", place.encode())
+def publish_status(shared: SignedStore, status: str) -> None:
+    """Publishes the status of this rank, as a predicate: "has ended"; empty while it works."""
+    shared.set(f"place/{process_group.rank()}", status.encode())
 
 
 def store_for_thread(prefix: str = _PREFIX) -> SignedStore:
-    """Returns a separate connection to the store, for another thread; see `tell_place`."""
+    """Returns a separate connection to the store, for another thread; see `publish_status`."""
     return SignedStore(process_group.store_for_thread(prefix), signed_store.secret())
 
 
-def places(shared: SignedStore | None = None) -> dict[int, str]:
-    """Returns where other ranks are that do not come, by rank; another thread gives its store."""
+def statuses(shared: SignedStore | None = None) -> dict[int, str]:
+    """Returns the statuses that other ranks have published; another thread gives its store."""
     ranks = set(range(process_group.world_size())) - {process_group.rank()}
     try:
         shared = shared or store()
-        return {rank: place for rank in sorted(ranks) if (place := _place(shared, rank))}
+        return {rank: status for rank in sorted(ranks) if (status := _status_of(shared, rank))}
     except RuntimeError:
         return {0: LOST}
 
@@ -205,16 +205,16 @@ def _plain_store() -> Any:
     return PrefixStore(_PREFIX, group.get_group_store())
 
 
-def _exchanged(said: _Said) -> list[_Said]:
-    values = _come(said, pickle.dumps(said), store()).values()
-    read = {each: pickle.loads(each) for each in set(values)}
-    return [read[each] for each in values]
+def _exchange(message: _Message) -> list[_Message]:
+    values = _meet(message, pickle.dumps(message), store()).values()
+    read = {value: pickle.loads(value) for value in set(values)}
+    return [read[value] for value in values]
 
 
-def _come(said: _Said, value: bytes, shared: SignedStore) -> Round:
-    """Brings the value of this rank; returns the round, once all ranks have come."""
+def _meet(message: _Message, value: bytes, shared: SignedStore) -> Round:
+    """Publishes the value of this rank; returns the round, once all ranks have come."""
     here = Round.following(process_group.rank(), process_group.world_size(), shared)
-    here.bring(value)
+    here.publish(value)
 
     def missing() -> Iterator[int]:
         ranks = here.missing()
@@ -225,7 +225,7 @@ def _come(said: _Said, value: bytes, shared: SignedStore) -> Round:
         yield first
         yield from ranks
 
-    _wait(here.is_complete, missing, lambda: here.first() == here.rank, said, shared)
+    _wait(here.is_complete, missing, lambda: here.first() == here.rank, message, shared)
     if here.number > 1:
         evolve(here, number=here.number - 1).forget()
     return here
@@ -235,7 +235,7 @@ def _wait(
     is_done: Callable[[], bool],
     missing: Callable[[], Iterator[int]],
     reports: Callable[[], bool],
-    said: _Said,
+    message: _Message,
     shared: SignedStore,
 ) -> None:
     """Waits until `is_done`, unless a rank that is missing does not come.
@@ -243,8 +243,8 @@ def _wait(
     Args:
         is_done: Returns whether all have come.
         missing: Returns the ranks that have not.
-        reports: Returns whether this is the one of the ranks that wait which says for whom.
-        said: Where this rank is.
+        reports: Returns whether this rank, of all that wait, reports for whom they wait.
+        message: The message of this rank, which says where it is.
         shared: The store.
     """
     most = process_group.seconds(None)
@@ -254,12 +254,12 @@ def _wait(
         waited = time.monotonic() - begun
         if waited >= min(next_ask, most):
             next_ask = waited + between
-            _check_missing(missing, waited, most, said, shared)
+            _check_missing(missing, waited, most, message, shared)
             if waited >= next_report:
                 next_report = most
                 if reports():
                     ranks = ", ".join(map(str, missing()))
-                    say(f"{_at(said)}, and has waited {waited:.0f} seconds for rank {ranks}\n")
+                    say(f"{_at(message)}, and has waited {waited:.0f} seconds for rank {ranks}\n")
         time.sleep(min(_SLEEP_SECONDS, waited / 10))
 
 
@@ -267,34 +267,34 @@ def _check_missing(
     missing: Callable[[], Iterator[int]],
     waited: float,
     most: float,
-    said: _Said,
+    message: _Message,
     shared: SignedStore,
 ) -> None:
     """Raises if a missing rank has ended, if all of them are elsewhere, or after `most` seconds."""
-    places: dict[int, str] = {}
+    statuses: dict[int, str] = {}
     for rank in missing():
-        places[rank] = _place(shared, rank)
-        if list(places.values()).count("") == _MOST_AT_WORK:  # the others are asked later
+        statuses[rank] = _status_of(shared, rank)
+        if list(statuses.values()).count("") == _MOST_AT_WORK:  # the others are asked later
             break
-    ended = {rank: place for rank, place in places.items() if place == ENDED}
+    ended = {rank: status for rank, status in statuses.items() if status == ENDED}
     if ended:
-        raise _lost(said, ended)
-    if places and waited >= min(most, _ELSEWHERE_SECONDS) and all(places.values()):
-        raise _lost(said, places)
-    if places and waited >= most:
+        raise _lost(message, ended)
+    if statuses and waited >= min(most, _ELSEWHERE_SECONDS) and all(statuses.values()):
+        raise _lost(message, statuses)
+    if statuses and waited >= most:
         late = f"did not come within {most:.0f} seconds"
-        raise _lost(said, {rank: places.get(rank) or late for rank in missing()})
+        raise _lost(message, {rank: statuses.get(rank) or late for rank in missing()})
 
 
-def _place(shared: SignedStore, rank: int) -> str:
+def _status_of(shared: SignedStore, rank: int) -> str:
     return (shared.find(f"place/{rank}") or b"").decode()
 
 
-def _lost(said: _Said, places: dict[int, str]) -> RankMismatchError:
-    where = "; ".join(f"rank {rank}, which {place}" for rank, place in places.items())
-    remedy = "" if LOST in places.values() else f" {TOGETHER}"
-    return RankMismatchError(f"{_at(said)} and waits for {where}.{remedy}", waited_in_vain=True)
+def _lost(message: _Message, statuses: dict[int, str]) -> RankMismatchError:
+    where = "; ".join(f"rank {rank}, which {status}" for rank, status in statuses.items())
+    remedy = "" if LOST in statuses.values() else f" {TOGETHER}"
+    return RankMismatchError(f"{_at(message)} and waits for {where}.{remedy}", waited_in_vain=True)
 
 
-def _at(said: _Said) -> str:
-    return f"Rank {process_group.rank()} is at {said.what} ({said.line})"
+def _at(message: _Message) -> str:
+    return f"Rank {process_group.rank()} is at {message.what} ({message.line})"

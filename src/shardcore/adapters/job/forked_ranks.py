@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from shardcore.adapters.job import started_ranks
-from shardcore.adapters.job.started_ranks import Case, Failure, Place, Rank
+from shardcore.adapters.job.started_ranks import Case, Failure, Rank, Workspace
 from shardcore.domain.errors import MeshError
 from shardcore.domain.job import resolve_job
 
@@ -39,21 +39,21 @@ def run(case: Case[_Result], world_size: int) -> list[_Result]:
         MeshError: If `world_size` is below 1.
         RankFailed: If a rank raised, died or did not end in time. No rank is left.
     """
-    with place_for(world_size) as place:
-        place.environment["OMP_NUM_THREADS"] = "1"
-        with _forked(case, place, world_size) as ranks:
-            return started_ranks.collect(case.timeout, place, ranks)
+    with workspace_for(world_size) as workspace:
+        workspace.environment["OMP_NUM_THREADS"] = "1"
+        with _fork_ranks(case, workspace, world_size) as ranks:
+            return started_ranks.collect(case.timeout, workspace, ranks)
 
 
 @contextlib.contextmanager
-def place_for(world_size: int) -> Iterator[Place]:
+def workspace_for(world_size: int) -> Iterator[Workspace]:
     """Opens the environment and the folder of `world_size` ranks, with a file for their stacks."""
     environment = environment_of(world_size)
     with tempfile.TemporaryDirectory(prefix="shardcore-ranks-") as folder:
-        place = Place(environment, Path(folder))
+        workspace = Workspace(environment, Path(folder))
         for rank in range(world_size):
-            place.stacks(rank).touch()
-        yield place
+            workspace.stacks(rank).touch()
+        yield workspace
 
 
 def environment_of(world_size: int) -> dict[str, str]:
@@ -73,17 +73,17 @@ def environment_of(world_size: int) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _forked(case: Case[Any], place: Place, world_size: int) -> Iterator[list[Rank]]:
-    """Forks the ranks, which have ended at the end."""
+def _fork_ranks(case: Case[Any], workspace: Workspace, world_size: int) -> Iterator[list[Rank]]:
+    """Forks the ranks, and ends them at the end of the context."""
     context = multiprocessing.get_context("fork")
     ranks: list[Rank] = []
     # Every rank would write the buffered text again.
     started_ranks.flush()
-    with started_ranks.ended(ranks):
-        with started_ranks.interrupted_later():  # else a rank could be forked and not known
+    with started_ranks.killed_at_end(ranks):
+        with started_ranks.deferred_interrupts():  # else a rank could be forked and not known
             for rank in range(world_size):
                 receiver, sender = context.Pipe(duplex=False)
-                arguments = (case, place, rank, sender)
+                arguments = (case, workspace, rank, sender)
                 # No daemon: a rank may fork processes too.
                 process = context.Process(target=_child, args=arguments)
                 with warnings.catch_warnings():
@@ -102,7 +102,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _child(case: Case[object], place: Place, rank: int, sender: Connection) -> None:
+def _child(case: Case[object], workspace: Workspace, rank: int, sender: Connection) -> None:
     """Runs one rank, which sends `("result", ...)` or `("failure", ...)`."""
     threading.Thread(target=_end_with_parent, name="shardcore-parent", daemon=True).start()
     # An interrupt goes to the parent too, which kills the ranks.
@@ -111,9 +111,9 @@ def _child(case: Case[object], place: Place, rank: int, sender: Connection) -> N
     gc.freeze()
     # Only the parent runs the functions that it registered.
     atexit._clear()  # noqa: SLF001 - the only way, undocumented since Python 3.0
-    write_stacks(place.stacks(rank))
+    write_stacks(workspace.stacks(rank))
     try:
-        _become_rank(case, place, rank)
+        _become_rank(case, workspace, rank)
         message = pickle.dumps(("result", case.call(rank)))
         atexit._run_exitfuncs()  # noqa: SLF001 - a forked process does not run them by itself
     except BaseException as error:  # noqa: BLE001 - SystemExit too: the parent reports it
@@ -126,7 +126,7 @@ def _child(case: Case[object], place: Place, rank: int, sender: Connection) -> N
 
 
 def write_stacks(path: Path) -> None:
-    """Has this process write its stacks to a file: on SIGUSR1, and when it crashes."""
+    """Makes this process write its stacks to a file: on SIGUSR1, and when it crashes."""
     dump = path.open("w")
     faulthandler.register(signal.SIGUSR1, file=dump, all_threads=True)
     faulthandler.enable(file=dump)
@@ -140,10 +140,10 @@ def _end_with_parent() -> NoReturn:
     os._exit(1)
 
 
-def _become_rank(case: Case[object], place: Place, rank: int) -> None:
+def _become_rank(case: Case[object], workspace: Workspace, rank: int) -> None:
     for name in [n for n in os.environ if n.startswith(LAUNCH_VARIABLES)]:
         del os.environ[name]
-    os.environ.update(place.environment, RANK=str(rank), LOCAL_RANK=str(rank))
+    os.environ.update(workspace.environment, RANK=str(rank), LOCAL_RANK=str(rank))
     if "keras" in sys.modules and not case.keeps_session:
         sys.modules["keras"].utils.clear_session()
     if "torch" in sys.modules:
@@ -151,15 +151,15 @@ def _become_rank(case: Case[object], place: Place, rank: int) -> None:
         from shardcore.adapters.job import process_group
 
         process_group.single_threaded()
-    join_group(case, place)
+    join_group(case, workspace)
 
 
-def join_group(case: Case[object], place: Place) -> None:
+def join_group(case: Case[object], workspace: Workspace) -> None:
     """Starts the gloo group of the ranks, if the case has one."""
     if not case.init:
         return
     from shardcore.adapters.job import exchange, process_group
 
-    init_method = f"file://{place.folder}/store"
+    init_method = f"file://{workspace.folder}/store"
     process_group.start(resolve_job(environ=os.environ), case.timeout, init_method=init_method)
     exchange.share_secret()

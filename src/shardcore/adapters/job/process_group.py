@@ -42,7 +42,7 @@ def start(job: Job | None, timeout: float | None = None, *, init_method: str | N
     """Joins the job's group, or adopts the one that the user has already started.
 
     Args:
-        job: The place of this process; None for a single process, which starts no group.
+        job: The job, with the rank of this process; None for a process alone, without a group.
         timeout: The seconds that a collective may wait for the other ranks; by default the
             environment variable `SHARDCORE_TIMEOUT`, else 600.
         init_method: The rendezvous of the ranks, as a URL for torch; by default `tcp://` with
@@ -65,7 +65,7 @@ def start(job: Job | None, timeout: float | None = None, *, init_method: str | N
         _check_same(job)
         devices.check_shared(world_size())
     elif job is not None:
-        _init(job, seconds(timeout), init_method or _meeting(job))
+        _init(job, seconds(timeout), init_method or _rendezvous_url(job))
     if is_started():
         collectives.gather_safely()
     return is_started() and not was_started
@@ -175,8 +175,8 @@ def _join(job: Job, timeout: float, init_method: str) -> None:
     if problem:
         limit = min(limit, start_problem.TELL_LIMIT)
     try:
-        store = _met(job, limit, init_method)
-        problem = start_problem.shared(problem, store, job, limit)
+        store = _rendezvous(job, limit, init_method)
+        problem = start_problem.share(problem, store, job, limit)
         if not problem:
             dist.init_process_group(
                 backend, store=store, rank=job.rank, world_size=job.world_size, timeout=limit
@@ -197,7 +197,7 @@ def _join(job: Job, timeout: float, init_method: str) -> None:
     raise EnvironmentProblem(problem)
 
 
-def _met(job: Job, limit: timedelta, init_method: str) -> "Store":
+def _rendezvous(job: Job, limit: timedelta, init_method: str) -> "Store":
     """Returns the store of this start of the job.
 
     torch 2.13 waits for ever for a program that took the port, accepts and does not answer. So
@@ -209,20 +209,22 @@ def _met(job: Job, limit: timedelta, init_method: str) -> "Store":
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
-    found: SimpleQueue[Store | Exception] = SimpleQueue()
+    answer: SimpleQueue[Store | Exception] = SimpleQueue()
 
-    def meet() -> None:
+    def connect() -> None:
         try:
-            store = own_store.opened(job, limit) if init_method == _meeting(job) else None
+            store = (
+                own_store.open_store(job, limit) if init_method == _rendezvous_url(job) else None
+            )
             if store is None:
                 store = next(rendezvous(init_method, job.rank, job.world_size, timeout=limit))[0]
-            found.put(store)
+            answer.put(store)
         except Exception as error:  # noqa: BLE001 - raised again on the main thread
-            found.put(error)
+            answer.put(error)
 
-    threading.Thread(target=meet, name="shardcore-rendezvous", daemon=True).start()
+    threading.Thread(target=connect, name="shardcore-rendezvous", daemon=True).start()
     try:
-        store = found.get(timeout=limit.total_seconds() + _ANSWER_SECONDS)
+        store = answer.get(timeout=limit.total_seconds() + _ANSWER_SECONDS)
     except Empty:
         raise dist.DistStoreError("the port is taken, and no store of torch answers") from None
     if isinstance(store, Exception):
@@ -231,7 +233,7 @@ def _met(job: Job, limit: timedelta, init_method: str) -> "Store":
     return PrefixStore(start_name.agree(store, job, limit), store)
 
 
-def _meeting(job: Job) -> str:
+def _rendezvous_url(job: Job) -> str:
     host = f"[{job.master_address}]" if ":" in job.master_address else job.master_address
     return f"tcp://{host}:{job.master_port}"
 
@@ -239,11 +241,11 @@ def _meeting(job: Job) -> str:
 def _check_same(job: Job | None) -> None:
     if job is None:
         return
-    found = (dist.get_rank(), dist.get_world_size())
-    if found != (job.rank, job.world_size):
+    actual = (dist.get_rank(), dist.get_world_size())
+    if actual != (job.rank, job.world_size):
         raise EnvironmentProblem(
             f"Expected rank {job.rank} of {job.world_size} (from {dict(job.source)}), but the "
-            f"process group that is already initialized is rank {found[0]} of {found[1]}. Remove "
+            f"process group that is already initialized is rank {actual[0]} of {actual[1]}. Remove "
             "one of the two: do not call init_process_group, or do not give the job."
         )
 

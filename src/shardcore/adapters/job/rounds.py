@@ -1,4 +1,4 @@
-"""Rounds of the exchange: each rank brings a value, one rank joins them, all read the result.
+"""Rounds of the exchange: each rank publishes a value, one joins them, all read the result.
 
 Requests of a rank do not depend on the number of ranks, but for those of the rank that joins the
 values. The result of equal values has the size of one.
@@ -28,10 +28,10 @@ class Round:
         >>> from torch.distributed import HashStore
         >>> shared = SignedStore(HashStore(), b"drawn by rank 0")
         >>> first, second = (Round.following(rank, 2, shared) for rank in range(2))
-        >>> first.bring(b"layout A")
+        >>> first.publish(b"layout A")
         >>> first.is_complete(), list(first.missing())
         (False, [1])
-        >>> second.bring(b"layout B")
+        >>> second.publish(b"layout B")
         >>> first.is_complete(), first.values()
         (True, [b'layout A', b'layout B'])
     """
@@ -46,8 +46,8 @@ class Round:
         """Returns the round after the last one of this rank."""
         return cls(shared.store.add(f"count/{rank}", 1), rank, ranks, shared)
 
-    def bring(self, value: bytes) -> None:
-        """Brings the value of this rank. The last rank that comes joins all."""
+    def publish(self, value: bytes) -> None:
+        """Publishes the value of this rank. The last rank that comes joins all."""
         self.shared.set(self._key(self.rank), value)
         if self.shared.store.add(self._count, 1) >= self.ranks:
             self.join()
@@ -57,10 +57,10 @@ class Round:
         keys = list(map(self._key, range(self.ranks)))
         if not self.shared.store.check(keys):
             return
-        found = self.shared.get(keys)
-        places = {value: place for place, value in enumerate(dict.fromkeys(found))}
-        runs = [(places[value], len(list(same))) for value, same in groupby(found)]
-        self.shared.set(self._joined, pickle.dumps((list(places), runs)))
+        values = self.shared.get(keys)
+        indices = {value: index for index, value in enumerate(dict.fromkeys(values))}
+        runs = [(indices[value], len(list(same))) for value, same in groupby(values)]
+        self.shared.set(self._joined, pickle.dumps((list(indices), runs)))
 
     def is_complete(self) -> bool:
         """Returns whether the values are joined."""
@@ -78,7 +78,7 @@ class Round:
     def values(self) -> list[bytes]:
         """Returns the values of all ranks, once the round is complete."""
         distinct, runs = pickle.loads(self.shared.get([self._joined])[0])
-        return [distinct[place] for place, count in runs for _ in range(count)]
+        return [distinct[index] for index, count in runs for _ in range(count)]
 
     def forget(self) -> None:
         """Removes what this rank has left, once the next round is complete: all have read it."""

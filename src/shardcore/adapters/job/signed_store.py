@@ -1,4 +1,4 @@
-"""A store whose values only ranks of this job can write.
+"""A store whose values only ranks of this job can write (ADR 42).
 
 Who reaches the port of torch's store can write into it. Each value is therefore signed (HMAC) with
 a secret that rank 0 draws and sends to the others over the process group. A value is checked before
@@ -43,13 +43,13 @@ def secret() -> bytes:
     Raises:
         StrategyError: If they share none.
     """
-    found = _SECRETS.get(dist.group.WORLD)
-    if found is None:
+    shared = _SECRETS.get(dist.group.WORLD)
+    if shared is None:
         raise StrategyError(
             "Expected the ranks to share a secret before they exchange values: call "
             "keras.distribution.initialize(), or set a distribution, on all ranks first."
         )
-    return found
+    return shared
 
 
 @frozen
@@ -81,15 +81,15 @@ class SignedStore:
         Raises:
             EnvironmentProblem: If no rank of this job has written one of them.
         """
-        found = values(self.store, keys)
-        return [self._checked(key, each) for key, each in zip(keys, found, strict=True)]
+        all_signed = values(self.store, keys)
+        return [self._require(key, signed) for key, signed in zip(keys, all_signed, strict=True)]
 
     def find_all(self, keys: list[str]) -> list[bytes | None]:
         """Returns what `find` returns of each key: by two requests, if all keys have a value."""
         if not self.store.check(keys) or not self.store.has_extended_api():
             return [self.find(key) for key in keys]
-        found = zip(keys, self.store.multi_get(keys), strict=True)
-        opened = {key: self._opened(key, each) for key, each in found}
+        pairs = zip(keys, self.store.multi_get(keys), strict=True)
+        opened = {key: self._verify(key, signed) for key, signed in pairs}
         return [self.find(key) if value is None else value for key, value in opened.items()]
 
     def find(self, key: str) -> bytes | None:
@@ -99,10 +99,10 @@ class SignedStore:
         """
         if not self.store.check([key]):
             return None
-        found = self.store.get(key)
-        value = self._opened(key, found)
-        if value is None and found:
-            self.store.compare_set(key, found, b"")
+        signed = self.store.get(key)
+        value = self._verify(key, signed)
+        if value is None and signed:
+            self.store.compare_set(key, signed, b"")
             say(f"{self._problem(key)} It is ignored.\n")
         return value
 
@@ -110,22 +110,22 @@ class SignedStore:
         """Writes a value unless a rank has written one before; returns the first."""
         signed, expected = self._signed(key, value), b""
         for _ in range(_TRIES):
-            found = self.store.compare_set(key, expected, signed)
-            first = self._opened(key, found)
+            stored = self.store.compare_set(key, expected, signed)
+            first = self._verify(key, stored)
             if first is not None:
                 return first
-            expected = found  # of another program: it is replaced
+            expected = stored  # of another program: it is replaced
         raise EnvironmentProblem(self._problem(key))
 
     def _signed(self, key: str, value: bytes) -> bytes:
         return hmac.digest(self.secret, repr(key).encode() + value, "sha256") + value
 
-    def _opened(self, key: str, found: bytes) -> bytes | None:
-        value = found[_SIZE:]
-        return value if hmac.compare_digest(found, self._signed(key, value)) else None
+    def _verify(self, key: str, signed: bytes) -> bytes | None:
+        value = signed[_SIZE:]
+        return value if hmac.compare_digest(signed, self._signed(key, value)) else None
 
-    def _checked(self, key: str, found: bytes) -> bytes:
-        value = self._opened(key, found)
+    def _require(self, key: str, signed: bytes) -> bytes:
+        value = self._verify(key, signed)
         if value is None:
             raise EnvironmentProblem(self._problem(key))
         return value

@@ -54,7 +54,7 @@ class Case(Generic[_Result]):
 
 
 @attrs.frozen
-class Place:
+class Workspace:
     """The environment and the files of the ranks of one call."""
 
     environment: dict[str, str]
@@ -105,7 +105,7 @@ class RankProcess(Protocol):
         """Waits for its end."""
 
     def close(self) -> None:
-        """Releases what is kept of it."""
+        """Releases its resources, after its end."""
 
 
 class Stream:
@@ -152,8 +152,8 @@ class Rank:
 
 
 @contextlib.contextmanager
-def ended(ranks: Sequence[Rank]) -> Iterator[None]:
-    """Opens a context at whose end all ranks are killed and joined: no zombie is left."""
+def killed_at_end(ranks: Sequence[Rank]) -> Iterator[None]:
+    """Kills and joins all ranks at the end of the context: no zombie is left."""
     try:
         yield
     finally:
@@ -168,8 +168,8 @@ def ended(ranks: Sequence[Rank]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def interrupted_later() -> Iterator[None]:
-    """Opens a context at whose end an interrupt that came meanwhile is raised."""
+def deferred_interrupts() -> Iterator[None]:
+    """Defers an interrupt that comes inside to the end of the context."""
     if threading.current_thread() is not threading.main_thread():
         yield  # which gets no interrupts
         return
@@ -189,7 +189,7 @@ def flush() -> None:
     sys.stderr.flush()
 
 
-def collect(timeout: float | None, place: Place, ranks: Sequence[Rank]) -> list[Any]:
+def collect(timeout: float | None, workspace: Workspace, ranks: Sequence[Rank]) -> list[Any]:
     """Returns the results in the order of ranks, and meanwhile shows what ranks print.
 
     Raises:
@@ -208,7 +208,7 @@ def collect(timeout: float | None, place: Place, ranks: Sequence[Rank]) -> list[
         _show(streams, ready)
         for pipe in filter(waiting.__contains__, ready):
             rank = waiting.pop(pipe)  # type: ignore[call-overload]
-            kind, value = _receive(rank, place)
+            kind, value = _receive(rank, workspace)
             if kind == "result":
                 results[rank.rank] = value
             else:
@@ -217,12 +217,12 @@ def collect(timeout: float | None, place: Place, ranks: Sequence[Rank]) -> list[
     while ready := wait(streams, 0):  # what they printed before they ended
         _show(streams, ready)
     # A process that a killed rank has forked may hold its pipe open for a while.
-    failures += [_death_of(rank, place) for rank in waiting.values() if _has_ended(rank)]
+    failures += [_death_of(rank, workspace) for rank in waiting.values() if _has_ended(rank)]
     if failures:
         failures.sort(key=lambda failure: failure.at)
         raise RankFailed(failures[0].rank, "\n".join(failure.report for failure in failures))
     if waiting:
-        raise _timed_out(timeout, place, list(waiting.values()))
+        raise _timed_out(timeout, workspace, list(waiting.values()))
     return [results[rank] for rank in range(len(ranks))]
 
 
@@ -232,38 +232,38 @@ def _show(streams: list[Any], ready: Sequence[object]) -> None:
             streams.remove(stream)
 
 
-def _receive(rank: Rank, place: Place) -> tuple[str, Any]:
+def _receive(rank: Rank, workspace: Workspace) -> tuple[str, Any]:
     try:
         kind, value = pickle.loads(rank.pipe.recv_bytes())
         return kind, value
     except EOFError:
         rank.process.join()
-        return "failure", _death_of(rank, place)
+        return "failure", _death_of(rank, workspace)
 
 
 def _has_ended(rank: Rank) -> bool:
     return rank.process.exitcode is not None
 
 
-def _death_of(rank: Rank, place: Place) -> Failure:
+def _death_of(rank: Rank, workspace: Workspace) -> Failure:
     """Returns the failure of a rank whose process has ended without a result."""
     report = f"rank {rank.rank} ended without a result, exit code {rank.process.exitcode}\n"
-    report += _crashed_at(place.stacks(rank.rank))
+    report += _crash_stacks(workspace.stacks(rank.rank))
     # Time 0: the errors of the other ranks follow from this one.
     return Failure(rank.rank, 0.0, report)
 
 
-def _crashed_at(stacks: Path) -> str:
+def _crash_stacks(stacks: Path) -> str:
     """Returns the stacks of a rank that crashed in C++; without the list of its modules."""
     return stacks.read_text().partition("\nExtension modules")[0]
 
 
-def _timed_out(timeout: float | None, place: Place, late: list[Rank]) -> RankFailed:
+def _timed_out(timeout: float | None, workspace: Workspace, late: list[Rank]) -> RankFailed:
     for rank in late:
         assert rank.process.pid is not None
         os.kill(rank.process.pid, signal.SIGUSR1)
     time.sleep(_GRACE_SECONDS)
-    stacks = [f"rank {r.rank} was here:\n{place.stacks(r.rank).read_text()}" for r in late]
+    stacks = [f"rank {r.rank} was here:\n{workspace.stacks(r.rank).read_text()}" for r in late]
     names = ", ".join(str(rank.rank) for rank in late)
     problem = f"rank {names} did not end within {timeout:g} seconds"
     return RankFailed(late[0].rank, "\n".join([problem, *stacks]))

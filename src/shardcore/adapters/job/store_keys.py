@@ -23,11 +23,11 @@ def absent(store: "Store", keys: Sequence[str]) -> Iterator[int]:
 def values(store: Any, keys: Sequence[str]) -> list[bytes]:
     """Returns the values of `keys`, which exist: in one request, where the store can do that."""
     extended = store.has_extended_api()  # the stubs of torch lack it
-    return store.multi_get(keys) if extended else [store.get(each) for each in keys]
+    return store.multi_get(keys) if extended else [store.get(key) for key in keys]
 
 
 def _absent(store: "Store", keys: Sequence[str], part: range) -> Iterator[int]:
-    if store.check([keys[each] for each in part]):
+    if store.check([keys[number] for number in part]):
         return
     if len(part) == 1:
         yield from part

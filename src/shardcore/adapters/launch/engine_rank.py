@@ -1,4 +1,4 @@
-"""An engine of ipyparallel that is a rank: what the others know of its cells, and its end."""
+"""An engine of ipyparallel that is a rank: the errors of its cells, and its end."""
 
 import os
 import signal
@@ -12,15 +12,15 @@ _LOOK_SECONDS = 1.0
 
 
 def follow_cells(processes: TorchProcesses) -> None:
-    """Has the other ranks know of a cell that ended with an error here."""
+    """Publishes to the other ranks the error with which a cell has ended here."""
     from IPython import get_ipython
 
-    def tell(result: Any) -> None:
-        processes.tell_cell_error(result.error_in_exec or result.error_before_exec)
+    def report(result: Any) -> None:
+        processes.report_cell_error(result.error_in_exec or result.error_before_exec)
 
     shell = get_ipython()
-    shell.events.register("pre_execute", lambda: processes.tell_cell_error(None))
-    shell.events.register("post_run_cell", tell)
+    shell.events.register("pre_execute", lambda: processes.report_cell_error(None))
+    shell.events.register("post_run_cell", report)
 
 
 def end_with(notebook: int) -> None:

@@ -1,4 +1,4 @@
-"""Engines of an ipyparallel cluster of this host, as the ranks of a job.
+"""Engines of an ipyparallel cluster of this host, as the ranks of a job (ADR 57).
 
 ipyparallel starts the engines, sends them cells, and ends them. An engine is a process with a
 kernel of IPython: what a cell makes stays in it until the next one.
@@ -84,8 +84,8 @@ def join(client: Any, devices: int | None, become_rank: Callable[..., str]) -> E
         become_rank: It is called on each engine with the variables of its rank. It joins the job,
             and returns the device.
     """
-    numbers = _chosen(client, devices)
-    facts = [_asked(client, number) for number in numbers]
+    numbers = _choose_engines(client, devices)
+    facts = [_facts_of(client, number) for number in numbers]
     _check(numbers, facts)
     shared = environment_of(len(numbers))
     joining = [
@@ -95,11 +95,11 @@ def join(client: Any, devices: int | None, become_rank: Callable[..., str]) -> E
         for rank, number in enumerate(numbers)
     ]
     try:
-        found = _results(joining)
+        device_names = _results(joining)
     except BaseException:
         _stop(client)  # the other engines wait for the one that failed
         raise
-    engines = Engines(client, numbers, tuple(each.process for each in facts), tuple(found))
+    engines = Engines(client, numbers, tuple(fact.process for fact in facts), tuple(device_names))
     view = engines.view
     view.block = True
     if _is_in_notebook():
@@ -107,7 +107,7 @@ def join(client: Any, devices: int | None, become_rank: Callable[..., str]) -> E
     return engines
 
 
-def _chosen(client: Any, devices: int | None) -> tuple[int, ...]:
+def _choose_engines(client: Any, devices: int | None) -> tuple[int, ...]:
     try:
         import ipyparallel
     except ImportError as error:
@@ -129,20 +129,20 @@ def _chosen(client: Any, devices: int | None) -> tuple[int, ...]:
     return numbers[:devices]
 
 
-def _asked(client: Any, number: int) -> EngineFacts:
+def _facts_of(client: Any, number: int) -> EngineFacts:
     """Returns the facts of an engine, which runs one cell after the other.
 
     Raises:
         EnvironmentProblem: If it does not answer in time.
     """
-    asked = client[number].apply_async(EngineFacts.here)
-    asked.wait(_ANSWER_SECONDS)
-    if not asked.ready():
+    answer = client[number].apply_async(EngineFacts.here)
+    answer.wait(_ANSWER_SECONDS)
+    if not answer.ready():
         raise EnvironmentProblem(
             f"Engine {number} has not answered join_engines() for {_ANSWER_SECONDS:g} s: wait for "
             "the cell that it runs, or start a new cluster."
         )
-    facts: EngineFacts = _result(asked, f"engine {number}")
+    facts: EngineFacts = _result(answer, f"engine {number}")
     return facts
 
 

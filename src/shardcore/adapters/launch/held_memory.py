@@ -15,7 +15,7 @@ _MOST_TENSORS = 3
 
 
 def release() -> None:
-    """Frees what torch keeps for later, and says what is in use."""
+    """Frees the memory that torch caches, and logs how much is in use."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return

@@ -1,4 +1,4 @@
-"""Real ranks on this machine: new interpreters, which import nothing of the caller's program.
+"""Real ranks here: new interpreters, which import nothing of the caller's program (ADR 52).
 
 An interpreter is started by a command, so that no `__main__` is imported again. It is in another
 session, as a notebook interrupts the group of its process. It ends with this process.
@@ -18,7 +18,7 @@ import attrs
 
 from shardcore.adapters.job import started_ranks
 from shardcore.adapters.job.forked_ranks import LAUNCH_VARIABLES
-from shardcore.adapters.job.started_ranks import Place, Rank, Stream
+from shardcore.adapters.job.started_ranks import Rank, Stream, Workspace
 
 # The module that an interpreter runs, with the words of `RankCall.words`.
 PROGRAM = "shardcore.bootstrap.launched"
@@ -79,12 +79,12 @@ class _Interpreter:
 
 
 def run(
-    place: Place, world_size: int, timeout: float | None, environment: Mapping[str, str]
+    workspace: Workspace, world_size: int, timeout: float | None, environment: Mapping[str, str]
 ) -> list[Any]:
-    """Runs ranks, for which the folder of `place` has a function; returns their results in order.
+    """Runs ranks; `workspace` has their function. Returns their results in order.
 
     Args:
-        place: The environment and the folder.
+        workspace: The environment and the folder.
         world_size: The number of ranks.
         timeout: Seconds until all ranks are killed; None for no limit.
         environment: Further variables of the ranks.
@@ -94,19 +94,19 @@ def run(
     """
     ranks: list[Rank] = []
     started_ranks.flush()
-    with started_ranks.ended(ranks):
-        with started_ranks.interrupted_later():  # else a rank could be started and not known
-            ranks.extend(_start(rank, place, environment) for rank in range(world_size))
-        return started_ranks.collect(timeout, place, ranks)
+    with started_ranks.killed_at_end(ranks):
+        with started_ranks.deferred_interrupts():  # else a rank could be started and not known
+            ranks.extend(_start(rank, workspace, environment) for rank in range(world_size))
+        return started_ranks.collect(timeout, workspace, ranks)
 
 
-def _start(rank: int, place: Place, environment: Mapping[str, str]) -> Rank:
+def _start(rank: int, workspace: Workspace, environment: Mapping[str, str]) -> Rank:
     receiver, sender = os.pipe()
-    call = RankCall(rank, place.folder, sender, os.getpid())
+    call = RankCall(rank, workspace.folder, sender, os.getpid())
     printed = [os.pipe(), os.pipe()]
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", PROGRAM, *call.words()],
-        env=_environment(rank, place, environment),
+        env=_environment(rank, workspace, environment),
         stdin=subprocess.DEVNULL,
         stdout=printed[0][1],
         stderr=printed[1][1],
@@ -122,10 +122,10 @@ def _start(rank: int, place: Place, environment: Mapping[str, str]) -> Rank:
     return Rank(rank, _Interpreter(process), Connection(receiver, writable=False), streams)
 
 
-def _environment(rank: int, place: Place, environment: Mapping[str, str]) -> dict[str, str]:
+def _environment(rank: int, workspace: Workspace, environment: Mapping[str, str]) -> dict[str, str]:
     own = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCH_VARIABLES)}
     # It finds shardcore, and what that imports, as this process did; it then takes over `sys.path`.
     package = str(Path(__file__).parents[3])
     own["PYTHONPATH"] = os.pathsep.join([*filter(None, sys.path), package])
-    place_of_rank = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-    return {**own, **_BACKEND, **place.environment, **place_of_rank, **environment}
+    own_rank = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    return {**own, **_BACKEND, **workspace.environment, **own_rank, **environment}

@@ -101,9 +101,9 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
         if storage.data_ptr() not in self._storages:
             flat = torch.empty(0, dtype=torch.uint8).set_(storage)
             self._storages[storage.data_ptr()] = flat.numpy()
-        place = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
+        geometry = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
         flat = self._storages[storage.data_ptr()]
-        return _tensor, (flat, tensor.dtype, place, tensor.requires_grad)
+        return _tensor, (flat, tensor.dtype, geometry, tensor.requires_grad)
 
 
 def _is_tensor(value: object) -> TypeGuard["torch.Tensor"]:
@@ -128,11 +128,11 @@ def _is_scattered(value: Any) -> TypeGuard["numpy.ndarray[Any, Any]"]:
     return not (value.flags.c_contiguous or value.flags.f_contiguous or value.dtype.hasobject)
 
 
-def _tensor(flat: Any, dtype: Any, place: tuple[Any, ...], needs_grad: bool) -> Any:
+def _tensor(flat: Any, dtype: Any, geometry: tuple[Any, ...], needs_grad: bool) -> Any:
     import torch
 
     storage = torch.from_numpy(flat).untyped_storage()
-    tensor = torch.empty(0, dtype=dtype).set_(storage, *place)
+    tensor = torch.empty(0, dtype=dtype).set_(storage, *geometry)
     return tensor.requires_grad_(needs_grad)
 
 
@@ -187,8 +187,8 @@ def read(folder: Path, written: Written) -> list[Any]:
     """Returns the values that `write` wrote. Large arrays are mapped, and may be written into."""
     linecache.cache.update(written.lines)
     with (folder / _BODY).open("rb") as body, (folder / _ARRAYS).open("rb") as arrays:
-        found: list[Any] = pickle.load(body, buffers=_mapped(arrays.fileno(), written.sizes))
-        return found
+        values: list[Any] = pickle.load(body, buffers=_mapped(arrays.fileno(), written.sizes))
+        return values
 
 
 def _mapped(file: int, sizes: Iterable[int]) -> Iterator[memoryview]:

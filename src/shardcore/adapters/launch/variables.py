@@ -18,11 +18,13 @@ def not_sent(
         call: The call, such as "launch()".
         values: Each value by the words for it.
         rules: What may be sent.
-        error: What was raised of the values.
+        error: The error that the values have raised.
     """
     words = next(_first(values.items(), rules), "a value")
     is_known = isinstance(error, EnvironmentProblem)
-    problem = str(error) if is_known else f"what cannot be pickled ({_said(error)}). {_REMEDY}"
+    problem = (
+        str(error) if is_known else f"what cannot be pickled ({_describe_error(error)}). {_REMEDY}"
+    )
     return EnvironmentProblem(
         f"{call} starts new processes and sends them the function and all that it reads, but "
         f"{words} holds {problem}"
@@ -32,7 +34,7 @@ def not_sent(
 _REMEDY = "Make it in the function."
 
 
-def _said(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
@@ -47,7 +49,7 @@ def _first(values: Any, rules: payload.Rules) -> Iterator[str]:
 def _innermost(words: str, value: Any, rules: payload.Rules, seen: set[int]) -> str:
     """Returns the words for the variable of a function which holds what cannot be sent."""
     for function in _functions(value):
-        for name, held in _read_by(function):
+        for name, held in _variables_of(function):
             if id(held) not in seen and not _can_be_sent(held, rules):
                 inner = f"variable {name!r}, which {function.__name__}() reads,"
                 return _innermost(inner, held, rules, seen | {id(held)})
@@ -61,10 +63,10 @@ def _functions(value: Any) -> Iterator[FunctionType]:
             yield candidate
     kind = value if isinstance(value, type) else type(value)
     if kind.__module__ == "__main__":
-        yield from (each for each in vars(kind).values() if isinstance(each, FunctionType))
+        yield from (method for method in vars(kind).values() if isinstance(method, FunctionType))
 
 
-def _read_by(function: FunctionType) -> Iterator[tuple[str, Any]]:
+def _variables_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
     """Yields the variables that a function reads, with their values."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:

@@ -1,4 +1,4 @@
-"""The memory that a step takes, from a run on tensors without values."""
+"""The memory that a step takes, from a run on tensors without values (ADR 39)."""
 
 import gc
 import weakref
@@ -37,14 +37,14 @@ class StepMemory:
         in reference cycles at different times.
         """
 
-        def saw(*operator: Any) -> None:
+        def listen(*operator: Any) -> None:
             gc.collect(0)
-            self._saw(*operator)
+            self._on_operator(*operator)
 
         enabled = gc.isenabled()
         gc.disable()
         try:
-            with torch_private.ResultListener(saw):
+            with torch_private.ResultListener(listen):
                 yield
         finally:
             if enabled:
@@ -69,14 +69,16 @@ class StepMemory:
         return self._held[memory]
 
     def allocations(self) -> list[Allocation]:
-        """Returns all that was noted."""
+        """Returns all allocations that were noted."""
         return list(self._made)
 
-    def _saw(self, operator: torch_private.Operator, _operands: object, result: object) -> None:
+    def _on_operator(
+        self, operator: torch_private.Operator, _operands: object, result: object
+    ) -> None:
         kind: Kind = "collectives" if torch_private.is_of_collectives(operator) else "activations"
-        for each in filter(_has_memory, torch_private.tree_leaves(result)):
-            if torch_private.memory_of(each) not in self._held:
-                self.hold(each, kind)
+        for tensor in filter(_has_memory, torch_private.tree_leaves(result)):
+            if torch_private.memory_of(tensor) not in self._held:
+                self.hold(tensor, kind)
 
     def _free(self, memory: int) -> None:
         self._time += 1

@@ -62,13 +62,13 @@ def link(groups: Sequence[Sequence[int]]) -> Link:
     device = devices.device_type()
     limit = timedelta(seconds=process_group.seconds(None))
     made = [(ranks, dist.new_group(list(ranks), timeout=limit)) for ranks in groups]
-    group = next(each for ranks, each in made if process_group.rank() in ranks)
+    group = next(candidate for ranks, candidate in made if process_group.rank() in ranks)
     latency = _latency(group, device)
-    found: dict[str, float] = {}
-    for each in _collectives(group, device):
-        seconds = min(_times(each.run, _RUNS // 5))
-        found[each.kind] = each.sent / max(seconds - latency, 1e-9)
-    return Link(latency, found.pop("all_reduce"), found)
+    bandwidths: dict[str, float] = {}
+    for collective in _collectives(group, device):
+        seconds = min(_times(collective.run, _RUNS // 5))
+        bandwidths[collective.kind] = collective.sent / max(seconds - latency, 1e-9)
+    return Link(latency, bandwidths.pop("all_reduce"), bandwidths)
 
 
 def _latency(group: dist.ProcessGroup, device: str) -> float:
@@ -151,15 +151,15 @@ def _seconds_of_product(size: int, dtype: torch.dtype, device: str) -> float:
 def _times(run: Callable[[], object], runs: int | None = None) -> list[float]:
     """Returns the seconds of `runs` runs after a first one; by default, of as many as fit."""
     run()
-    found: list[float] = []
+    seconds: list[float] = []
     end = time.perf_counter() + _SECONDS
-    while len(found) < (runs or _RUNS) and (runs or not found or time.perf_counter() < end):
+    while len(seconds) < (runs or _RUNS) and (runs or not seconds or time.perf_counter() < end):
         _synchronize()
         start = time.perf_counter()
         run()
         _synchronize()
-        found.append(time.perf_counter() - start)
-    return found
+        seconds.append(time.perf_counter() - start)
+    return seconds
 
 
 def _synchronize() -> None:

@@ -73,13 +73,13 @@ class StepEvents(StepMemory):
             return
         self._open = path
         self._go_to(path)
-        self._turns.append((torch_private.nodes_made(), path))
+        self._turns.append((torch_private.count_nodes(), path))
         try:
             yield
         finally:
             # What is freed before the next operator, or block, belongs to this one.
             self._open = ""
-            self._turns.append((torch_private.nodes_made(), ""))
+            self._turns.append((torch_private.count_nodes(), ""))
 
     def own(self, tensor: torch.Tensor, block: str) -> None:
         """Notes that a tensor that is held belongs to `block`; empty for none."""
@@ -100,36 +100,44 @@ class StepEvents(StepMemory):
         )
         held = (
             TracedMemory(
-                _scaled(each),
+                _in_ticks(made),
                 self._blocks.get(number, ""),
                 stored.get(number),
                 self._sums.get(number, ""),
                 self._shares.get(number, ()),
             )
-            for number, each in enumerate(self._made)
+            for number, made in enumerate(self._made)
         )
-        started = (attrs.evolve(each, time=each.time * TICK) for each in self._started)
-        spans = (attrs.evolve(each, begin=each.begin * TICK) for each in self._spans)
+        started = (
+            attrs.evolve(collective, time=collective.time * TICK) for collective in self._started
+        )
+        spans = (attrs.evolve(span, begin=span.begin * TICK) for span in self._spans)
         end = self._end_of_pass * TICK
         return TracedStep(mesh, tuple(operators), tuple(started), tuple(held), tuple(spans), end)
 
-    def _saw(self, operator: torch_private.Operator, operands: object, result: object) -> None:
+    def _on_operator(
+        self, operator: torch_private.Operator, operands: object, result: object
+    ) -> None:
         owners = self._owners(operands)
         self._locate(operands, owners)
         first = len(self._made)
-        super()._saw(operator, operands, result)
-        place = self._spans[-1].block
+        super()._on_operator(operator, operands, result)
+        current = self._spans[-1].block
         for number in range(first, len(self._made)):
-            self._blocks.setdefault(number, place)
-        if not place:
+            self._blocks.setdefault(number, current)
+        if not current:
             self._own_results(operands, result, first, owners)
         if self._pending is not None and torch_private.is_of_collectives(operator):
             self._note_started(self._pending, operands, owners, first)
         elif step_work.is_work(operator) and step_work.tensors_in((operands, result)):
             work = step_work.work_of(operator, operands, result, self._updates)
-            shares = () if place else self._share(step_work.touched(operator, operands, result))
+            shares = (
+                ()
+                if current
+                else self._share(step_work.touched_tensors(operator, operands, result))
+            )
             if work.bytes:
-                self._operators[work, place, shares] += 1
+                self._operators[work, current, shares] += 1
 
     def _note_started(
         self, facts: CollectiveFacts, operands: object, owners: set[str], first: int
@@ -178,7 +186,9 @@ class StepEvents(StepMemory):
     # Which block a tensor belongs to.
 
     def _owners(self, operands: object) -> set[str]:
-        return {block for each in step_work.tensors_in(operands) if (block := self._block(each))}
+        return {
+            block for tensor in step_work.tensors_in(operands) if (block := self._block(tensor))
+        }
 
     def _block(self, tensor: torch.Tensor) -> str:
         number = self._held.get(torch_private.memory_of(tensor))
@@ -191,36 +201,36 @@ class StepEvents(StepMemory):
 
     def _share(self, tensors: Sequence[torch.Tensor]) -> Shares:
         """Returns the bytes of tensors by block; a tensor may belong to several blocks."""
-        found: Counter[str] = Counter()
-        for each in tensors:
-            if block := self._block(each):
-                found[block] += step_work.size_of(each)
-            number = self._held.get(torch_private.memory_of(each))
+        shares: Counter[str] = Counter()
+        for tensor in tensors:
+            if block := self._block(tensor):
+                shares[block] += step_work.size_of(tensor)
+            number = self._held.get(torch_private.memory_of(tensor))
             if number is not None:
-                found.update(dict(self._shares.get(number, ())))
-        return tuple(sorted(found.items()))
+                shares.update(dict(self._shares.get(number, ())))
+        return tuple(sorted(shares.items()))
 
     def _own_results(self, operands: Any, result: Any, first: int, owners: set[str]) -> None:
         """Assigns the results of an operator outside of blocks to the blocks of its operands.
 
-        An operator on lists gives each result to the blocks of the operands at its place. The
+        An operator on lists gives each result to the blocks of the operands at its index. The
         result of one that joins a list belongs to all of them.
         """
         if not (owners and self._end_of_pass):
             return
         args, _ = operands
-        lists = [each for each in args if isinstance(each, list | tuple)]
+        lists = [arg for arg in args if isinstance(arg, list | tuple)]
         results = result if isinstance(result, list | tuple) else [result]
-        if lists and all(len(each) == len(results) for each in lists):
-            for place, each in enumerate(results):
-                self._own_result(each, first, self._owners([one[place] for one in lists]))
+        if lists and all(len(tensors) == len(results) for tensors in lists):
+            for index, made in enumerate(results):
+                self._own_result(made, first, self._owners([one[index] for one in lists]))
         elif len(owners) == 1:
-            for each in results:
-                self._own_result(each, first, owners)
+            for made in results:
+                self._own_result(made, first, owners)
         elif len(results) == 1 and len(self._made) > first:
             joined = step_work.tensors_in(lists)
             size = step_work.tensors_in(result)[0].nbytes
-            if joined and sum(each.nbytes for each in joined) == size:
+            if joined and sum(tensor.nbytes for tensor in joined) == size:
                 self._shares[first] = self._share(joined)
 
     def _own_result(self, result: object, first: int, owners: set[str]) -> None:
@@ -230,6 +240,6 @@ class StepEvents(StepMemory):
                 self._blocks[number] = next(iter(owners))
 
 
-def _scaled(one: Allocation) -> Allocation:
+def _in_ticks(one: Allocation) -> Allocation:
     end = None if one.end is None else one.end * TICK
     return attrs.evolve(one, begin=one.begin * TICK, end=end)

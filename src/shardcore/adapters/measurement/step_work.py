@@ -33,29 +33,33 @@ def work_of(
 
     `updates` says whether it belongs to the update of the optimizer.
     """
-    moved = sum(map(size_of, touched(operator, operands, result)))
+    moved = sum(map(size_of, touched_tensors(operator, operands, result)))
     flops = _flops(operator, operands, result)
     return Work(str(operator), dtype_of((operands, result)), flops, moved, updates)
 
 
-def touched(operator: torch_private.Operator, operands: Any, result: object) -> list[torch.Tensor]:
+def touched_tensors(
+    operator: torch_private.Operator, operands: Any, result: object
+) -> list[torch.Tensor]:
     """Returns the tensors that an operator reads and writes; written operands come twice."""
     args, kwargs = operands
-    read = _once((args, kwargs))
-    written = _once(torch_private.written_operands(operator, args, kwargs))
-    memories = {torch_private.memory_of(each) for each in read}
-    made = [each for each in tensors_in(result) if torch_private.memory_of(each) not in memories]
+    read = _unique_tensors((args, kwargs))
+    written = _unique_tensors(torch_private.written_operands(operator, args, kwargs))
+    memories = {torch_private.memory_of(tensor) for tensor in read}
+    made = [
+        tensor for tensor in tensors_in(result) if torch_private.memory_of(tensor) not in memories
+    ]
     return [*read, *written, *made]
 
 
-def _once(nest: object) -> list[torch.Tensor]:
+def _unique_tensors(nest: object) -> list[torch.Tensor]:
     """Returns the tensors in a structure, those with the same elements once."""
-    return list({_elements(each): each for each in tensors_in(nest)}.values())
+    return list({_elements(tensor): tensor for tensor in tensors_in(nest)}.values())
 
 
 def _elements(tensor: torch.Tensor) -> Hashable:
-    place = torch_private.memory_of(tensor), tensor.storage_offset()
-    return *place, tuple(tensor.shape), tensor.stride(), tensor.dtype
+    elements = torch_private.memory_of(tensor), tensor.storage_offset()
+    return *elements, tuple(tensor.shape), tensor.stride(), tensor.dtype
 
 
 def size_of(tensor: torch.Tensor) -> int:
@@ -66,14 +70,14 @@ def size_of(tensor: torch.Tensor) -> int:
 def dtype_of(nest: object) -> str:
     """Returns the dtype in which an operator computes: that of its first floating tensor."""
     tensors = tensors_in(nest)
-    floating = (each for each in tensors if each.dtype.is_floating_point)
+    floating = (tensor for tensor in tensors if tensor.dtype.is_floating_point)
     return str(next(floating, tensors[0]).dtype).removeprefix("torch.")
 
 
 def tensors_in(nest: object) -> list[torch.Tensor]:
     """Returns the tensors of a nested structure that have elements."""
     leaves = torch_private.tree_leaves(nest)
-    return [each for each in leaves if isinstance(each, torch.Tensor) and each.numel()]
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.numel()]
 
 
 def _flops(operator: torch_private.Operator, operands: Any, result: Any) -> int:

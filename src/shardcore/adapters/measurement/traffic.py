@@ -28,7 +28,7 @@ class Traffic:
     # The total bytes of this rank's operands.
     operand_bytes: Counter[str] = attrs.field(factory=Counter)
 
-    def add(self, started: torch_private.Started) -> None:
+    def add(self, started: torch_private.CollectiveCall) -> None:
         """Counts one collective."""
         self.calls[started.name] += 1
         self.operand_bytes[started.name] += started.operand_bytes
@@ -47,7 +47,7 @@ def count_collectives() -> Iterator[Traffic]:
 
 
 @attrs.frozen
-class _Running:
+class _RunningOperator:
     """The outermost running operator on sharded tensors, and the number of fall-backs before it."""
 
     name: str
@@ -74,29 +74,31 @@ class StepTracer:
         self._listen = listen
         self._values = values
         # By the `id` of the parameter, and by the memory of this rank's part of it.
-        self._paths = {id(each): path for path, each in variables.items()}
+        self._paths = {id(variable): path for path, variable in variables.items()}
         self._memories = {
-            torch_private.memory_of(_part(each)): path for path, each in variables.items()
+            torch_private.memory_of(_part(variable)): path for path, variable in variables.items()
         }
-        self._running: _Running | None = None
+        self._running: _RunningOperator | None = None
         self._turns: list[tuple[int, str]] = []
         self._made_of: Any = WeakIdKeyDictionary()
 
     def tracing(self) -> AbstractContextManager[Any]:
         """Opens a context in which collectives are seen."""
-        return torch_private.CollectiveListener(self._saw, self._around, values=self._values)
+        return torch_private.CollectiveListener(
+            self._on_collective, self._operator_scope, values=self._values
+        )
 
     @contextmanager
     def layer(self, layer: str) -> Iterator[None]:
         """Opens the call of the layer at the path `layer`, which owns its backward pass."""
         before = self._turns[-1][1] if self._turns else ""
-        self._turns.append((torch_private.nodes_made(), layer))
+        self._turns.append((torch_private.count_nodes(), layer))
         try:
             yield
         finally:
-            self._turns.append((torch_private.nodes_made(), before))
+            self._turns.append((torch_private.count_nodes(), before))
 
-    def _saw(self, started: torch_private.Started) -> None:
+    def _on_collective(self, started: torch_private.CollectiveCall) -> None:
         move, running = redistribution_scope.now(), self._running
         self._listen(
             CollectiveFacts(
@@ -124,15 +126,19 @@ class StepTracer:
         return self._turns[at - 1][1] if at else ""
 
     def _reduced(self) -> tuple[str, ...]:
-        leaf = torch_private.accumulated()
+        leaf = torch_private.accumulating_leaf()
         parameters = reduction_scope.now() or (() if leaf is None else (leaf,))
-        return tuple(self._paths[id(each)] for each in parameters if id(each) in self._paths)
+        return tuple(
+            self._paths[id(parameter)] for parameter in parameters if id(parameter) in self._paths
+        )
 
     @contextmanager
-    def _around(self, operator: object, operands: object) -> Iterator[Callable[[Any], None]]:
+    def _operator_scope(
+        self, operator: object, operands: object
+    ) -> Iterator[Callable[[Any], None]]:
         outer = self._running
         if outer is None:
-            self._running = _Running(str(operator), operands, fallback.count(operands))
+            self._running = _RunningOperator(str(operator), operands, fallback.count(operands))
         try:
             yield lambda result: self._note(operands, result)
         finally:
@@ -141,13 +147,13 @@ class StepTracer:
     def _note(self, operands: object, result: object) -> None:
         """Notes that `result` is a cast or a view of a variable, whose name it gets."""
         tensors = _tensors(operands)
-        sharded = [each for each in tensors if hasattr(each, "placements")]
-        sources = {self._variable(_part(each)) for each in sharded}
+        sharded = [tensor for tensor in tensors if hasattr(tensor, "placements")]
+        sources = {self._variable(_part(tensor)) for tensor in sharded}
         if len(sources) != 1 or None in sources or len(tensors) > len(sharded):
             return
-        for each in _tensors(result):
-            if hasattr(each, "placements"):
-                self._made_of[_part(each)] = next(iter(sources))
+        for tensor in _tensors(result):
+            if hasattr(tensor, "placements"):
+                self._made_of[_part(tensor)] = next(iter(sources))
 
     def _variable(self, part: torch.Tensor) -> str | None:
         path: str | None = self._made_of.get(part)
@@ -156,7 +162,7 @@ class StepTracer:
 
 def _tensors(structure: object) -> list[torch.Tensor]:
     leaves = torch_private.tree_leaves(structure)
-    return [each for each in leaves if isinstance(each, torch.Tensor)]
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def _part(tensor: torch.Tensor) -> torch.Tensor:

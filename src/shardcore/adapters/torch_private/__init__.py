@@ -5,7 +5,7 @@ Known for torch 2.10 to 2.15. What is private to DTensor stands in `torch_privat
 
 from shardcore.adapters.torch_private import collectives as collectives
 from shardcore.adapters.torch_private import inductor as inductor
-from shardcore.adapters.torch_private.collectives import Started as Started
+from shardcore.adapters.torch_private.collectives import CollectiveCall as CollectiveCall
 from shardcore.adapters.torch_private.collectives import all_reduce_in_place as all_reduce_in_place
 from shardcore.adapters.torch_private.collectives import collective_name as collective_name
 from shardcore.adapters.torch_private.collectives import is_all_reduce as is_all_reduce
@@ -49,16 +49,16 @@ from shardcore.adapters.torch_private.operators import writing_into as writing_i
 from shardcore.adapters.torch_private.operators import written_operands as written_operands
 from shardcore.adapters.torch_private.tensors import METADATA_OF as METADATA_OF
 from shardcore.adapters.torch_private.tensors import NO_TORCH_FUNCTION as NO_TORCH_FUNCTION
-from shardcore.adapters.torch_private.tensors import accumulated as accumulated
+from shardcore.adapters.torch_private.tensors import accumulating_leaf as accumulating_leaf
 from shardcore.adapters.torch_private.tensors import after_backward as after_backward
 from shardcore.adapters.torch_private.tensors import backward_pass as backward_pass
+from shardcore.adapters.torch_private.tensors import count_nodes as count_nodes
 from shardcore.adapters.torch_private.tensors import current_node as current_node
 from shardcore.adapters.torch_private.tensors import hides_subclasses as hides_subclasses
 from shardcore.adapters.torch_private.tensors import hook_registries as hook_registries
 from shardcore.adapters.torch_private.tensors import hooks_of as hooks_of
 from shardcore.adapters.torch_private.tensors import identity_of as identity_of
 from shardcore.adapters.torch_private.tensors import memory_of as memory_of
-from shardcore.adapters.torch_private.tensors import nodes_made as nodes_made
 from shardcore.adapters.torch_private.tensors import set_metadata as set_metadata
 from shardcore.adapters.torch_private.tensors import version_of as version_of
 from shardcore.adapters.torch_private.tensors import wrapper as wrapper

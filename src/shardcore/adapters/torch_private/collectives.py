@@ -64,8 +64,8 @@ def _in_wider_type(
     return run
 
 
-def _movable(value: torch.Tensor) -> torch.Tensor:
-    """Returns `value`, or its bytes along its last dim if its dtype cannot be moved."""
+def _to_movable_dtype(value: torch.Tensor) -> torch.Tensor:
+    """Returns `value`, or its bytes along its last dim if no backend moves its dtype."""
     return value.contiguous().view(torch.uint8) if value.dtype in _REDUCED_AS else value
 
 
@@ -73,8 +73,8 @@ def _movable(value: torch.Tensor) -> torch.Tensor:
 @_in_wider_type
 def all_reduce(value: torch.Tensor, op: str, group: "dist.ProcessGroup") -> torch.Tensor:
     """Returns the reduction of `value`; `op` is "sum", "max", "min" or "product"."""
-    found: torch.Tensor = torch.ops._c10d_functional.all_reduce(value, op, group.group_name)
-    return found
+    reduced: torch.Tensor = torch.ops._c10d_functional.all_reduce(value, op, group.group_name)
+    return reduced
 
 
 @_of_real_parts
@@ -84,14 +84,14 @@ def all_gather(value: torch.Tensor, group: "dist.ProcessGroup") -> torch.Tensor:
     torch 2.10 to 2.15: gloo reads tensors of a GPU as if they were in the memory of the host, and
     the process crashes (pytorch issue 152645). Only in an all-gather: others copy to the host.
     """
-    dtype, value = value.dtype, _movable(value)
+    dtype, value = value.dtype, _to_movable_dtype(value)
     by_host = value.device.type != "cpu" and runs_on_gloo(group.group_name, value.device)
     sent = value.cpu() if by_host else value.contiguous()
-    found: torch.Tensor = torch.ops._c10d_functional.all_gather_into_tensor(
+    gathered: torch.Tensor = torch.ops._c10d_functional.all_gather_into_tensor(
         sent, group.size(), group.group_name
     )
-    found = wait(found).to(value.device) if by_host else found
-    return found.view(dtype) if found.dtype != dtype else found
+    gathered = wait(gathered).to(value.device) if by_host else gathered
+    return gathered.view(dtype) if gathered.dtype != dtype else gathered
 
 
 @cache
@@ -106,12 +106,12 @@ def gather_safely() -> "torch.library.Library":
         The registration, which lasts as long as the process.
     """
     library = torch.library.Library("_c10d_functional", "IMPL")  # type: ignore[no-untyped-call]
-    library.impl("all_gather_into_tensor", _gathered, "CPU")  # type: ignore[no-untyped-call]
+    library.impl("all_gather_into_tensor", _gather_into_new_memory, "CPU")  # type: ignore[no-untyped-call]
     return library
 
 
 @_of_real_parts
-def _gathered(value: torch.Tensor, size: int, group: str) -> torch.Tensor:
+def _gather_into_new_memory(value: torch.Tensor, size: int, group: str) -> torch.Tensor:
     memory = value.new_empty((size * value.shape[0], *value.shape[1:]))
     gathered: torch.Tensor = gather_into()(value, size, group, out=memory)
     return gathered
@@ -121,10 +121,10 @@ def _gathered(value: torch.Tensor, size: int, group: str) -> torch.Tensor:
 @_in_wider_type
 def reduce_scatter(value: torch.Tensor, op: str, group: "dist.ProcessGroup") -> torch.Tensor:
     """Returns this rank's part, along the first dim, of the reduction of `value`."""
-    found: torch.Tensor = torch.ops._c10d_functional.reduce_scatter_tensor(
+    part: torch.Tensor = torch.ops._c10d_functional.reduce_scatter_tensor(
         value.contiguous(), op, group.size(), group.group_name
     )
-    return found
+    return part
 
 
 @_of_real_parts
@@ -136,23 +136,23 @@ def all_to_all(
     `value` has the rows that this rank sends, those for the first rank first; `received` and `sent`
     have the numbers of rows from and for each rank.
     """
-    dtype, moved = value.dtype, _movable(value)
-    if moved.dtype != dtype and value.ndim == 1:  # its rows are bytes
-        received, sent = ([rows * dtype.itemsize for rows in each] for each in (received, sent))
-    found: torch.Tensor = torch.ops._c10d_functional.all_to_all_single(
-        moved.contiguous(), received, sent, group.group_name
+    dtype, movable = value.dtype, _to_movable_dtype(value)
+    if movable.dtype != dtype and value.ndim == 1:  # its rows are bytes
+        received, sent = ([rows * dtype.itemsize for rows in counts] for counts in (received, sent))
+    exchanged: torch.Tensor = torch.ops._c10d_functional.all_to_all_single(
+        movable.contiguous(), received, sent, group.group_name
     )
-    return found.view(dtype) if found.dtype != dtype else found
+    return exchanged.view(dtype) if exchanged.dtype != dtype else exchanged
 
 
 def wait(value: torch.Tensor) -> torch.Tensor:
     """Returns `value` after the collective that computes it has finished."""
-    found: torch.Tensor = torch.ops._c10d_functional.wait_tensor(value)
-    return found
+    ready: torch.Tensor = torch.ops._c10d_functional.wait_tensor(value)
+    return ready
 
 
 @attrs.frozen(eq=False)
-class Started:
+class CollectiveCall:
     """A collective that this rank is about to start."""
 
     name: str  # its name: "all_reduce"
@@ -162,7 +162,7 @@ class Started:
     @property
     def operand_bytes(self) -> int:
         """The bytes of the operands."""
-        return sum(each.nbytes for each in self.operands)
+        return sum(operand.nbytes for operand in self.operands)
 
     @property
     def processes(self) -> tuple[int, ...]:
@@ -178,16 +178,16 @@ class Started:
         return tuple(dist.get_process_group_ranks(group))
 
 
-def started_by(operator: Operator, args: Args) -> Started | None:
+def collective_call(operator: Operator, args: Args) -> CollectiveCall | None:
     """Returns the collective that `operator` starts, None if it starts none."""
-    name = _moving(operator._schema.name)
+    name = _collective_of(operator._schema.name)
     names = [argument.name for argument in operator._schema.arguments] if name else []
-    groups = [args[at] for at, each in enumerate(names) if each in _GROUPS]
+    groups = [args[at] for at, argument in enumerate(names) if argument in _GROUPS]
     if not groups:
         return None
-    operands = args[next(at for at, each in enumerate(names) if each in _OPERANDS)]
-    tensors = (each for each in tree_leaves(operands) if isinstance(each, torch.Tensor))
-    return Started(name, tuple(tensors), groups[0])
+    operands = args[next(at for at, argument in enumerate(names) if argument in _OPERANDS)]
+    tensors = (leaf for leaf in tree_leaves(operands) if isinstance(leaf, torch.Tensor))
+    return CollectiveCall(name, tuple(tensors), groups[0])
 
 
 def is_collective(operator: object) -> bool:
@@ -198,7 +198,7 @@ def is_collective(operator: object) -> bool:
 def collective_name(operator: object) -> str:
     """Returns the name of the collective that `operator` starts; empty without one."""
     name = _name(operator)
-    return _moving(name) if name.startswith("_c10d_functional::") else ""
+    return _collective_of(name) if name.startswith("_c10d_functional::") else ""
 
 
 def _group_named(name: str) -> Any:
@@ -258,7 +258,7 @@ def is_autograd_wrapper(operator: Operator) -> bool:
     name = _name(operator)
     if not name.startswith("_c10d_functional::") or "::wait" in name:
         return False
-    return not any(each.name.startswith("group") for each in operator._schema.arguments)
+    return not any(argument.name.startswith("group") for argument in operator._schema.arguments)
 
 
 def _name(operator: object) -> str:
@@ -273,10 +273,12 @@ def is_of_collectives(operator: object) -> bool:
 
 
 @cache
-def _moving(name: str) -> str:
+def _collective_of(name: str) -> str:
     """Returns the collective of the operator `name`, such as "c10d::allreduce_"; else ""."""
     plain = name.partition("::")[2].replace("_", "")
-    return next((each for each in _COLLECTIVES if each.replace("_", "") in plain), "")
+    return next(
+        (collective for collective in _COLLECTIVES if collective.replace("_", "") in plain), ""
+    )
 
 
 # torch 2.13: the first parts of the names of operators that move tensors.

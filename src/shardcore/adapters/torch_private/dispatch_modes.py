@@ -12,10 +12,10 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from shardcore.adapters.torch_private.collectives import (
-    Started,
+    CollectiveCall,
+    collective_call,
     is_autograd_wrapper,
     is_wait,
-    started_by,
 )
 from shardcore.adapters.torch_private.operators import Operator, is_fused
 from shardcore.adapters.torch_private.trees import Args, Kwargs, tree_leaves
@@ -79,10 +79,10 @@ class OperatorListener(_OfPlainTensors):  # type: ignore[no-untyped-call]
         with self._context:
             if _computes_nothing(operator) or self._is_passed((args, kwargs) if kwargs else args):
                 return operator(*args, **kwargs)
-            found = self._before(operator, args, kwargs)
+            before = self._before(operator, args, kwargs)
             result = operator(*args, **kwargs)
-            if found is not None and self._after is not None and not self._is_passed(result):
-                self._after(operator, args, kwargs, found, result)
+            if before is not None and self._after is not None and not self._is_passed(result):
+                self._after(operator, args, kwargs, before, result)
             return result
 
     def _is_passed(self, nest: object) -> bool:
@@ -137,7 +137,7 @@ def active_mode() -> str:
 
 
 class OperatorRunner(_OfPlainTensors):  # type: ignore[no-untyped-call]
-    """Has a function run all operators on plain tensors.
+    """Lets a function run all operators on plain tensors.
 
     Args:
         run: Called with the operator and its operands; returns the result.
@@ -165,7 +165,7 @@ class _WithoutUpdatesAndWaits(_OfPlainTensors):  # type: ignore[no-untyped-call]
 
 
 def count_devices() -> None:
-    """Has autograd count the devices of this host, before torch pretends that it has more.
+    """Makes autograd count the devices of this host, before torch pretends that it has more.
 
     Once a `FakeTensorMode` was entered, a torch for CUDA on a host without a GPU counts eight. The
     first backward pass after it would start a thread for each, and a process that is forked later
@@ -193,8 +193,8 @@ class WithoutValues(AbstractContextManager[None]):
 
     def __enter__(self) -> None:
         count_devices()
-        for each in self._modes:
-            self._open.enter_context(each)
+        for mode in self._modes:
+            self._open.enter_context(mode)
 
     def __exit__(self, *_raised: object) -> None:
         self._open.close()
@@ -205,37 +205,38 @@ class CollectiveListener(OperatorListener):  # type: ignore[no-untyped-call]
 
     Args:
         listen: Called with each collective.
-        around: Returns, for an operator on sharded tensors and its operands, the context in
+        operator_scope: Returns, for an operator on sharded tensors and its operands, the context in
             which it runs. The value of the context is called with the result.
         values: Whether collectives of tensors without values are passed over.
     """
 
     def __init__(
         self,
-        listen: Callable[[Started], None],
-        around: Callable[[Any, Any], AbstractContextManager[Callable[[Any], None]]] | None = None,
+        listen: Callable[[CollectiveCall], None],
+        operator_scope: Callable[[Any, Any], AbstractContextManager[Callable[[Any], None]]]
+        | None = None,
         *,
         values: bool = True,
     ) -> None:
         def before(operator: Operator, args: Args, kwargs: Kwargs) -> None:
-            started = started_by(operator, args)
+            started = collective_call(operator, args)
             if started is not None:
                 listen(started)
 
         super().__init__(before, values=values)
-        self._around = around
-        self._handed_on = False
+        self._operator_scope = operator_scope
+        self._is_in_operator = False
 
     def __torch_dispatch__(
         self, func: Operator, types: Collection[type], args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
-        if self._around is None or not any(hasattr(kind, "placements") for kind in types):
+        if self._operator_scope is None or not any(hasattr(kind, "placements") for kind in types):
             return super().__torch_dispatch__(func, types, args, kwargs)
-        if self._handed_on:
-            self._handed_on = False
+        if self._is_in_operator:
+            self._is_in_operator = False
             return NotImplemented
-        with self._around(func, (args, kwargs)) as returned, self:
-            self._handed_on = True
+        with self._operator_scope(func, (args, kwargs)) as returned, self:
+            self._is_in_operator = True
             result = func(*args, **(kwargs or {}))
         returned(result)
         return result

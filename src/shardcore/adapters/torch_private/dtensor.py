@@ -49,7 +49,7 @@ class GivenDTensor(DTensor):
 
 
 def _register_operators(kind: type[DTensor]) -> None:
-    """Has torch 2.11 call `__torch_dispatch__` of `kind` for each operator that exists now."""
+    """Makes torch 2.11 call `__torch_dispatch__` of `kind` for each operator that exists now."""
     for library, names in _operators():
         for name in names:
             torch.library.register_torch_dispatch(name, kind, _dispatch, lib=library)
@@ -65,7 +65,7 @@ def _dispatch(
 def _operators() -> tuple[tuple[torch.library.Library, tuple[str, ...]], ...]:
     """Returns the names of all operators, with a library for each namespace."""
     names = defaultdict(list)
-    for each in torch._C._dispatch_get_all_op_names():
-        names[each.partition("::")[0]].append(each)
-    libraries = {each: torch.library.Library(each, "FRAGMENT") for each in names}  # type: ignore[no-untyped-call]
-    return tuple((libraries[each], tuple(names[each])) for each in names)
+    for name in torch._C._dispatch_get_all_op_names():
+        names[name.partition("::")[0]].append(name)
+    libraries = {namespace: torch.library.Library(namespace, "FRAGMENT") for namespace in names}  # type: ignore[no-untyped-call]
+    return tuple((libraries[namespace], tuple(names[namespace])) for namespace in names)

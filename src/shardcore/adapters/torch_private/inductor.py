@@ -17,7 +17,7 @@ from shardcore.adapters.torch_private.dispatch_modes import count_devices
 from shardcore.domain.steps.capture import NotCaptured
 
 
-def compiled(module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Callable[..., Any]:
+def compile_graph(module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Callable[..., Any]:
     """Returns `module` compiled for operands like `examples`, with eager random values.
 
     The graph of `module` is dropped: the code has its tensors, and nothing reads the graph again.
@@ -43,11 +43,11 @@ def compiled(module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Callab
     }
     with (
         torch.no_grad(),
-        patch.dict(decompositions, pooling.by_tiles(decompositions)),
+        patch.dict(decompositions, pooling.decompose_by_tiles(decompositions)),
         # Two methods that, in torch 2.13, give wrong numbers without an error.
-        _wrapped(PythonWrapperCodegen, "can_reuse", _unless_part),
-        _wrapped(SchedulerNode, "recompute_size_and_body", _with_renames),
-        _cacheable(examples) as forms,
+        _patch_method(PythonWrapperCodegen, "can_reuse", _refuse_parts),
+        _patch_method(SchedulerNode, "recompute_size_and_body", _keep_renames),
+        _fake_tensors(examples) as forms,
     ):
         made: Any = compile_fx(module, forms, config_patches=settings)
     module.graph = fx.Graph()  # unused from now on; its nodes would keep pages of the compiler
@@ -55,7 +55,7 @@ def compiled(module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Callab
 
 
 @contextmanager
-def _cacheable(examples: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+def _fake_tensors(examples: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     """Yields fake tensors for `examples`, in a context in which torch caches the code on disk.
 
     torch 2.13 does so if shapes may be symbols, of which there are none here, and if the table of
@@ -71,16 +71,16 @@ def _cacheable(examples: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]
     shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes)
     with config.patch(enable_autograd_cache=False):
-        yield [mode.from_tensor(each, static_shapes=True) for each in examples]
+        yield [mode.from_tensor(example, static_shapes=True) for example in examples]
 
 
-def _wrapped(
+def _patch_method(
     owner: object, name: str, wrap: Callable[[Any], object]
 ) -> AbstractContextManager[Any]:
     return patch.object(owner, name, wrap(getattr(owner, name)))
 
 
-def _unless_part(can_reuse: Callable[..., bool]) -> Callable[..., bool]:
+def _refuse_parts(can_reuse: Callable[..., bool]) -> Callable[..., bool]:
     """Prevents in-place writes into a tensor in the memory of a `stack` or `cat`.
 
     `SchedulerNode.decide_inplace_update` treats such a part as a tensor with separate memory. The
@@ -96,7 +96,7 @@ def _unless_part(can_reuse: Callable[..., bool]) -> Callable[..., bool]:
     return can_reuse_unless_part
 
 
-def _with_renames(recompute: Callable[..., None]) -> Callable[..., None]:
+def _keep_renames(recompute: Callable[..., None]) -> Callable[..., None]:
     """Keeps the dependencies on in-place writes of loops that are recomputed for fusion.
 
     They read a sum after its in-place all-reduce, by another name. torch keeps that name in some
@@ -128,8 +128,8 @@ def _one_gather_at_a_time() -> Any:
         def uuid(self) -> Any:
             # In the key of the cache this stands for all changes to Inductor here, and for the
             # instructions of this processor, whose widths the code contains.
-            asked = os.environ.get("ATEN_CPU_CAPABILITY", "")
-            key = hashlib.sha256(f"{torch.backends.cpu.get_cpu_capability()} {asked}".encode())
+            forced = os.environ.get("ATEN_CPU_CAPABILITY", "")
+            key = hashlib.sha256(f"{torch.backends.cpu.get_cpu_capability()} {forced}".encode())
             for file in (__file__, collectives.__file__, pooling.__file__):
                 key.update(Path(file).read_bytes())
             return key.digest()
@@ -140,16 +140,16 @@ def _one_gather_at_a_time() -> Any:
 def _gathers_after_waits(graph: fx.Graph) -> list[tuple[fx.Node, fx.Node]]:
     """Returns the all-gathers of gloo but the first of each group, and the wait before each."""
     last: dict[Any, fx.Node] = {}
-    found = []
+    gathers = []
     for node in graph.nodes:
         if collective_name(node.target) != "all_gather":
             continue
         group = node.args[-1]
         if runs_on_gloo(group, node.meta["val"].device):
             if group in last:
-                found.append((node, _wait_for(last[group])))
+                gathers.append((node, _wait_for(last[group])))
             last[group] = node
-    return found
+    return gathers
 
 
 def _wait_for(gather: fx.Node) -> fx.Node:

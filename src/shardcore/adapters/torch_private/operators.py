@@ -77,7 +77,9 @@ def is_list_operator(operator: Operator) -> bool:
     It returns a list, or writes into the tensors of lists and returns None.
     """
     arguments, returns = operator._schema.arguments, operator._schema.returns
-    written = [each for each in arguments if each.alias_info and each.alias_info.is_write]
+    written = [
+        argument for argument in arguments if argument.alias_info and argument.alias_info.is_write
+    ]
     if not any(map(_is_list, arguments)) or is_composite(operator):
         return False
     if written:
@@ -92,7 +94,9 @@ def is_fused(operator: Operator) -> bool:
 
 def is_skippable(operator: Operator) -> bool:
     """Returns whether `operator` is a fused update, which does nothing if its `found_inf` is 1."""
-    return is_fused(operator) and "found_inf" in (each.name for each in operator._schema.arguments)
+    return is_fused(operator) and "found_inf" in (
+        argument.name for argument in operator._schema.arguments
+    )
 
 
 def _is_list(argument: Any) -> bool:
@@ -123,8 +127,8 @@ def writing_into(operator: Operator) -> tuple[Any, str] | None:
     packet = getattr(getattr(torch.ops, space), name)
     for overload in packet.overloads():
         variant = getattr(packet, overload)
-        operands = [each for each in variant._schema.arguments if not each.is_out]
-        targets = [each.name for each in variant._schema.arguments if each.is_out]
+        operands = [argument for argument in variant._schema.arguments if not argument.is_out]
+        targets = [argument.name for argument in variant._schema.arguments if argument.is_out]
         same = list(map(_declared, operands)) == list(map(_declared, operator._schema.arguments))
         if same and len(targets) == 1:
             return (variant, targets[0]) if variant.has_kernel_for_dispatch_key("CPU") else None
@@ -158,13 +162,13 @@ def is_view(operator: Operator) -> bool:
 @cache
 def writes_first(operator: object) -> bool:
     """Returns whether `operator` writes into its first operand."""
-    return any(place == 0 for place, _ in _written_arguments(operator))
+    return any(position == 0 for position, _ in _written_arguments(operator))
 
 
 @cache
 def writes_others(operator: object) -> bool:
     """Returns whether `operator` writes into another operand than its first."""
-    return any(place > 0 for place, _ in _written_arguments(operator))
+    return any(position > 0 for position, _ in _written_arguments(operator))
 
 
 def written_operands(
@@ -172,9 +176,9 @@ def written_operands(
 ) -> list[Any]:
     """Returns the operands into which `operator` writes: tensors, and those of each list."""
     written: list[Any] = []
-    for place, name in _written_arguments(operator):
-        found = args[place] if place < len(args) else kwargs.get(name, ())
-        written += as_tuple(found)
+    for position, name in _written_arguments(operator):
+        operand = args[position] if position < len(args) else kwargs.get(name, ())
+        written += as_tuple(operand)
     return written
 
 
@@ -184,15 +188,15 @@ def _written_arguments(operator: object) -> tuple[tuple[int, str], ...]:
     schema = getattr(operator, "_schema", None)
     arguments = () if schema is None else schema.arguments
     return tuple(
-        (place, each.name)
-        for place, each in enumerate(arguments)
-        if each.alias_info is not None and each.alias_info.is_write
+        (position, argument.name)
+        for position, argument in enumerate(arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
     )
 
 
-def as_tuple(found: object) -> tuple[Any, ...]:
+def as_tuple(results: object) -> tuple[Any, ...]:
     """Returns the results of an operator, one or several, as a tuple."""
-    return tuple(found) if isinstance(found, list | tuple) else (found,)
+    return tuple(results) if isinstance(results, list | tuple) else (results,)
 
 
 def number_of_results(operator: Operator) -> int:
@@ -203,14 +207,18 @@ def number_of_results(operator: Operator) -> int:
 def without_results(operator: Operator) -> tuple[Any, ...]:
     """Returns, for each result of `operator`, None if it is a tensor, and 0 if it is a number."""
     returns = operator._schema.returns
-    return tuple(None if str(each.type) == "Tensor" else 0 for each in returns)
+    return tuple(None if str(declared.type) == "Tensor" else 0 for declared in returns)
 
 
 def arguments_of(operator: Operator, args: Args, kwargs: Kwargs) -> dict[str, Any]:
     """Returns the arguments of a call by name, those with default values among them."""
     declared = operator._schema.arguments
-    defaults = {each.name: each.default_value for each in declared if each.has_default_value()}
-    given = (each.name for each in declared if not each.kwarg_only)
+    defaults = {
+        argument.name: argument.default_value
+        for argument in declared
+        if argument.has_default_value()
+    }
+    given = (argument.name for argument in declared if not argument.kwarg_only)
     return {**defaults, **dict(zip(given, args, strict=False)), **kwargs}
 
 
@@ -233,7 +241,7 @@ def reads_values(operator: object, args: tuple[Any, ...]) -> bool:
     """
     tags = getattr(operator, "tags", ())
     if operator in _INDEXING:
-        return any(isinstance(each, torch.Tensor) and each.dtype in _MASKS for each in args[1])
+        return any(isinstance(index, torch.Tensor) and index.dtype in _MASKS for index in args[1])
     return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
 
 

@@ -9,7 +9,7 @@ import torch
 Decompositions = Mapping[Any, Callable[..., Any]]
 
 
-def by_tiles(otherwise: Decompositions) -> Decompositions:
+def decompose_by_tiles(otherwise: Decompositions) -> Decompositions:
     """Returns decompositions for images with innermost channels that are pooled by tiles.
 
     Inductor (torch 2.13) adds the gradient of max pooling by index, element by element: on a CPU
@@ -24,9 +24,9 @@ def by_tiles(otherwise: Decompositions) -> Decompositions:
         return {}
     pool, backward = otherwise[_POOL], otherwise[_BACKWARD]
 
-    def pooled(image: torch.Tensor, *how: Any, **named: Any) -> Any:
+    def pool_by_tiles(image: torch.Tensor, *how: Any, **named: Any) -> Any:
         tile = _tile(image, *how, **named)
-        return pool(image, *how, **named) if tile is None else _pooled(image, tile)
+        return pool(image, *how, **named) if tile is None else _pool(image, tile)
 
     def gradient(of_result: torch.Tensor, image: torch.Tensor, *rest: Any) -> Any:
         *how, indices = rest  # the index of each maximum is recomputed
@@ -35,7 +35,7 @@ def by_tiles(otherwise: Decompositions) -> Decompositions:
             return backward(of_result, image, *how, indices)
         return _gradient(of_result, image, tile)
 
-    return {_POOL: pooled, _BACKWARD: gradient}
+    return {_POOL: pool_by_tiles, _BACKWARD: gradient}
 
 
 _POOL = torch.ops.aten.max_pool2d_with_indices.default
@@ -45,23 +45,23 @@ _BACKWARD = torch.ops.aten.max_pool2d_with_indices_backward.default
 _LARGEST = 16
 
 
-def _pooled(image: torch.Tensor, tile: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+def _pool(image: torch.Tensor, tile: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the maximum of each tile, and its index in the image.
 
     Shapes: (batch, channels, height, width) to (batch, channels, rows, columns), twice.
     """
-    largest, place = _largest(image, tile)
-    rows, columns = (torch.arange(each, device=image.device) for each in largest.shape[2:])
-    row = rows[:, None] * tile[0] + place // tile[1]
-    column = columns * tile[1] + place % tile[1]
+    largest, index = _largest(image, tile)
+    rows, columns = (torch.arange(size, device=image.device) for size in largest.shape[2:])
+    row = rows[:, None] * tile[0] + index // tile[1]
+    column = columns * tile[1] + index % tile[1]
     return largest, row * image.shape[3] + column
 
 
 def _gradient(gradient: torch.Tensor, image: torch.Tensor, tile: tuple[int, int]) -> torch.Tensor:
     """Returns the gradient of `image`: at each maximum the gradient of its tile, else zero."""
-    _, place = _largest(image, tile)
-    number = torch.arange(tile[0] * tile[1], dtype=place.dtype, device=place.device)
-    is_largest = _spread(place) == number.view(tile[0], 1, tile[1])
+    _, index = _largest(image, tile)
+    number = torch.arange(tile[0] * tile[1], dtype=index.dtype, device=index.device)
+    is_largest = _spread(index) == number.view(tile[0], 1, tile[1])
     tiles = torch.where(is_largest, _spread(gradient), 0.0)
     full = tiles.flatten(4, 5).flatten(2, 3)
     left = [0, image.shape[3] - full.shape[3], 0, image.shape[2] - full.shape[2]]
@@ -97,17 +97,17 @@ def _largest(image: torch.Tensor, tile: tuple[int, int]) -> tuple[torch.Tensor, 
         for column in range(width)
     ]
     none = torch.zeros_like(parts[0], dtype=torch.int32)
-    return functools.reduce(_larger, enumerate(parts[1:], 1), (parts[0], none))
+    return functools.reduce(_maximum_with_index, enumerate(parts[1:], 1), (parts[0], none))
 
 
-def _larger(
+def _maximum_with_index(
     best: tuple[torch.Tensor, torch.Tensor], numbered: tuple[int, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    (largest, place), (number, part) = best, numbered
+    (largest, index), (number, part) = best, numbered
     is_larger = (part > largest) | (part != part)  # as `isnan`, which is not vectorized
-    return torch.where(is_larger, part, largest), torch.where(is_larger, number, place)
+    return torch.where(is_larger, part, largest), torch.where(is_larger, number, index)
 
 
 def _spread(tiled: torch.Tensor) -> torch.Tensor:
-    """Returns it with shape (batch, channels, rows, 1, columns, 1)."""
+    """Returns `tiled` with shape (batch, channels, rows, 1, columns, 1)."""
     return tiled[:, :, :, None, :, None]

@@ -54,7 +54,7 @@ def backward_pass() -> int:
     return int(torch._C._current_graph_task_id())
 
 
-def nodes_made() -> int:
+def count_nodes() -> int:
     """Returns the number of autograd nodes of this thread, which the next node gets as its number.
 
     torch 2.13: the number has no public name.
@@ -70,12 +70,12 @@ def current_node() -> int | None:
     gradient of a leaf has the largest number there is.
     """
     node: Any = torch._C._current_autograd_node()
-    if node is None or accumulated() is not None:
+    if node is None or accumulating_leaf() is not None:
         return None
     return int(node._sequence_nr())
 
 
-def accumulated() -> torch.Tensor | None:
+def accumulating_leaf() -> torch.Tensor | None:
     """Returns the leaf whose gradient is accumulated on this thread now, None without one.
 
     torch 2.13: as for `current_node`.
@@ -106,8 +106,8 @@ def hooks_of(module: torch.nn.Module) -> list[Any]:
     torch 2.10 to 2.15: public names register hooks, but do not list them. A module keeps each kind
     in a dict, under a name that ends with the kind.
     """
-    kept = (hooks for name, hooks in vars(module).items() if name.endswith(_HOOKS))
-    return [each for hooks in kept if isinstance(hooks, dict) for each in hooks.values()]
+    registries = (hooks for name, hooks in vars(module).items() if name.endswith(_HOOKS))
+    return [hook for hooks in registries if isinstance(hooks, dict) for hook in hooks.values()]
 
 
 def hook_registries() -> list[dict[int, Any]]:

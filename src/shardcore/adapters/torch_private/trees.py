@@ -25,9 +25,9 @@ def tree_leaves(nest: object) -> list[Any]:
         >>> tree_leaves((1, [None, {"a": (2,)}]))
         [1, None, 2]
     """
-    found: list[Any] = []
-    _gather(nest, found)
-    return found
+    leaves: list[Any] = []
+    _gather(nest, leaves)
+    return leaves
 
 
 def tree_map(function: Callable[[Any], Any], nest: Any) -> Any:
@@ -41,7 +41,7 @@ def tree_map(function: Callable[[Any], Any], nest: Any) -> Any:
     if kind is tuple or kind is list:  # leaves at once: a call for each takes half of the time
         return kind([function(x) if _is_leaf(x.__class__) else tree_map(function, x) for x in nest])
     if kind is dict:
-        return {name: tree_map(function, each) for name, each in nest.items()}
+        return {name: tree_map(function, nested) for name, nested in nest.items()}
     return function(nest) if _is_leaf(kind) else _map_of_subclass(function, nest)
 
 
@@ -60,25 +60,25 @@ def tree_map_only(
 def _map_of_subclass(function: Callable[[Any], Any], nest: Any) -> Any:
     """Maps another kind of tuple, list or dict, such as a named tuple."""
     if isinstance(nest, dict):
-        found = copy.copy(nest)  # it keeps what a `defaultdict` makes of a name that is not there
-        found.update({name: tree_map(function, each) for name, each in nest.items()})
-        return found
-    items = [tree_map(function, each) for each in nest]
+        copied = copy.copy(nest)  # it keeps what a `defaultdict` makes of a name that is not there
+        copied.update({name: tree_map(function, nested) for name, nested in nest.items()})
+        return copied
+    items = [tree_map(function, nested) for nested in nest]
     if isinstance(nest, torch.Size):
         return tuple(items)
     return nest._make(items) if hasattr(nest, "_make") else type(nest)(items)
 
 
-def _gather(nest: Any, found: list[Any]) -> None:
+def _gather(nest: Any, leaves: list[Any]) -> None:
     kind: Any = type(nest)
     if _is_leaf(kind):
-        found.append(nest)
+        leaves.append(nest)
         return
-    for each in nest.values() if issubclass(kind, dict) else nest:
-        if _is_leaf(each.__class__):  # here, as a call for each takes half of the time
-            found.append(each)
+    for nested in nest.values() if issubclass(kind, dict) else nest:
+        if _is_leaf(nested.__class__):  # here, as a call for each takes half of the time
+            leaves.append(nested)
         else:
-            _gather(each, found)
+            _gather(nested, leaves)
 
 
 @cache

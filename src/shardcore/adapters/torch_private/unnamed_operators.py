@@ -18,7 +18,7 @@ from shardcore.adapters.torch_private.dispatch_modes import OperatorListener
 aten = torch.ops.aten
 
 
-def _reached(function: Callable[[Any], Any], *shape: int) -> tuple[Any, ...]:
+def _operators_of(function: Callable[[Any], Any], *shape: int) -> tuple[Any, ...]:
     """Returns the operators that `function` runs on a tensor of `shape`, and of its gradient."""
     operators: list[Any] = []
     # For any mode in which torch is imported.
@@ -29,7 +29,9 @@ def _reached(function: Callable[[Any], Any], *shape: int) -> tuple[Any, ...]:
             node: Any = getattr(result, "grad_fn", None)  # the stubs of torch forbid this call
             if node is not None:
                 node(result.detach())
-    return tuple(each for each in operators if each is not torch.ops.aten.detach.default)
+    return tuple(
+        operator for operator in operators if operator is not torch.ops.aten.detach.default
+    )
 
 
 def _attention(x: torch.Tensor) -> torch.Tensor:
@@ -42,36 +44,42 @@ def _masked_by_products(x: torch.Tensor) -> torch.Tensor:
         return functional.scaled_dot_product_attention(x, x, x, attn_mask=x.detach())
 
 
-CPU_ATTENTION, CPU_ATTENTION_BACKWARD = _reached(_attention, 1, 1, 1, 1)
+CPU_ATTENTION, CPU_ATTENTION_BACKWARD = _operators_of(_attention, 1, 1, 1, 1)
 ADAPTIVE_AVERAGES = (
-    *_reached(lambda x: functional.adaptive_avg_pool2d(x, 2), 1, 1, 4, 4),
-    *_reached(lambda x: functional.adaptive_avg_pool3d(x, 2), 1, 1, 4, 4, 4),
+    *_operators_of(lambda x: functional.adaptive_avg_pool2d(x, 2), 1, 1, 4, 4),
+    *_operators_of(lambda x: functional.adaptive_avg_pool3d(x, 2), 1, 1, 4, 4, 4),
 )
-_OF_SOFTMAX = _reached(lambda x: x.softmax(0), 1)
-_OF_LOG_SOFTMAX = _reached(lambda x: x.log_softmax(0), 1)
+_OF_SOFTMAX = _operators_of(lambda x: x.softmax(0), 1)
+_OF_LOG_SOFTMAX = _operators_of(lambda x: x.log_softmax(0), 1)
 SOFTMAX, SOFTMAX_BACKWARD = zip(_OF_SOFTMAX, _OF_LOG_SOFTMAX, strict=True)
 # Where all is masked, it gives zeros; its gradient is that of the softmax.
 SAFE_SOFTMAX = next(
-    each for each in _reached(_masked_by_products, 1, 1, 1, 1) if "softmax" in each.name()
+    operator
+    for operator in _operators_of(_masked_by_products, 1, 1, 1, 1)
+    if "softmax" in operator.name()
 )
 # Of Fourier: of real numbers, of complex ones, and to real ones.
 TRANSFORMS = {
-    each
-    for each in _reached(lambda x: torch.fft.irfft(torch.fft.ifft(torch.fft.rfft(x.detach()))), 4)
-    if "fft" in each.name()
+    operator
+    for operator in _operators_of(
+        lambda x: torch.fft.irfft(torch.fft.ifft(torch.fft.rfft(x.detach()))), 4
+    )
+    if "fft" in operator.name()
 }
-CONJUGATE = _reached(lambda x: torch.complex(x, x).detach().conj(), 1)[-1]
-ITEM = _reached(lambda x: x.item())[0]
-TO_COPY = _reached(lambda x: x.to(torch.float64), 1)[0]
+CONJUGATE = _operators_of(lambda x: torch.complex(x, x).detach().conj(), 1)[-1]
+ITEM = _operators_of(lambda x: x.item())[0]
+TO_COPY = _operators_of(lambda x: x.to(torch.float64), 1)[0]
 # The last of three: a transpose, a copy and this.
-UNSAFE_VIEW = _reached(lambda x: x.detach().t().reshape(4), 2, 2)[-1]
+UNSAFE_VIEW = _operators_of(lambda x: x.detach().t().reshape(4), 2, 2)[-1]
 PACK = next(
-    each
-    for each in _reached(lambda x: pack_padded_sequence(x, torch.tensor([1])).data, 1, 1, 1)
-    if "pack" in each.name()
+    operator
+    for operator in _operators_of(
+        lambda x: pack_padded_sequence(x, torch.tensor([1])).data, 1, 1, 1
+    )
+    if "pack" in operator.name()
 )
 # The norms of a list of tensors.
-LIST_NORM = _reached(lambda x: torch.nn.utils.get_total_norm([x.detach()], foreach=True), 1)[0]
+LIST_NORM = _operators_of(lambda x: torch.nn.utils.get_total_norm([x.detach()], foreach=True), 1)[0]
 
 # Of CUDA. torch 2.13: `scaled_dot_product_attention` chooses one of three by dtype, sizes, mask and
 # device.

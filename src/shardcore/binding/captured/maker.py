@@ -51,7 +51,7 @@ class ProgramMaker:
             if program is None:
                 return Outcome(Event.RECORDED)
             assert entry.guard is not None, "a step that was recorded has a guard"
-            entry.guard.check_holds(program.kept)
+            entry.guard.check_holds(program.captured_inputs)
         except TracesDiffer as difference:
             if entry.progress.after(Event.DIFFERED).is_unstable:
                 return Outcome(Event.REFUSED, reason=f"{difference}: {_DRAW}")

@@ -7,6 +7,8 @@ import os
 import sys
 
 os.environ.setdefault("KERAS_BACKEND", "torch")
+# A program has too few steps to be captured by default.
+os.environ.setdefault("SHARDCORE_CAPTURE", "at-once")
 
 import shardcore
 from shardcore.testing import run_ranks

@@ -295,6 +295,17 @@ def of_a_format():
     return read, lambda: setattr(inner, "scale_of_it", 3.0)
 
 
+READERS = {}
+
+
+def of_a_name_of_a_cell():
+    """A function that has no file, and that a global variable alone holds."""
+    cell = {}
+    exec("def read():\n    return abs(-1.0)", cell)
+    READERS["read"] = cell["read"]
+    return lambda: 1.0 * READERS["read"](), lambda: cell.update(abs=lambda x: 3.0)
+
+
 STATES = [value for name, value in list(globals().items()) if name.startswith("of_")]
 
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcore.adapters.checkpoints.safetensors import opened, write
+from shardcore.adapters.checkpoints.safetensors import open_file, write
 from shardcore.domain.checkpoints.grid import Box
 from shardcore.domain.checkpoints.header import header_of
 from shardcore.domain.checkpoints.index import DTYPES
@@ -50,7 +50,7 @@ def test_the_package_reads_what_is_written(tmp_path):
 
 def test_what_the_package_writes_is_read(tmp_path):
     safetensors.torch.save_file(TENSORS, tmp_path / "a.safetensors", {"made": "by the package"})
-    with opened(tmp_path / "a.safetensors") as file:
+    with open_file(tmp_path / "a.safetensors") as file:
         for name, tensor in TENSORS.items():
             shape = tuple(tensor.shape)
             entry = file.entry(name, dtype_of(tensor), shape)
@@ -74,7 +74,7 @@ def test_a_slice_is_read_and_no_other_byte(tmp_path_factory, parts):
         safetensors.torch.save_file({"a": torch.from_numpy(value)}, path)
     start, shape = zip(*parts, strict=True)
     part, found = Box(start, shape), np.zeros(shape, "float32")
-    with opened(path) as file:
+    with open_file(path) as file:
         entry = file.entry("a", "float32", (5, 4, 3))
         target = memoryview(found.reshape(-1).view("uint8"))
         count = file.read(entry, part, target, shape, Box((0, 0, 0), shape))
@@ -114,7 +114,7 @@ def test_a_damaged_file_is_refused(tmp_path, name):
     (tmp_path / "a.safetensors").write_bytes(DAMAGED[name])
     with (
         pytest.raises(CheckpointError, match=r"a.safetensors' is no safetensors file"),
-        opened(tmp_path / "a.safetensors"),
+        open_file(tmp_path / "a.safetensors"),
     ):
         pass
 
@@ -122,7 +122,7 @@ def test_a_damaged_file_is_refused(tmp_path, name):
 def test_a_file_that_is_cut_while_it_is_open_is_an_error(tmp_path):
     path = tmp_path / "a.safetensors"
     written(path, {"a": torch.arange(6.0)})
-    with opened(path) as file:
+    with open_file(path) as file:
         os.truncate(path, path.stat().st_size - 4)
         whole = Box((0,), (6,))
         with pytest.raises(CheckpointError, match="it is cut"):
@@ -133,7 +133,7 @@ def test_a_file_that_is_cut_while_it_is_open_is_an_error(tmp_path):
 
 def test_another_tensor_than_the_index_says_is_an_error(tmp_path):
     written(tmp_path / "a.safetensors", {"a": torch.arange(6.0)})
-    with opened(tmp_path / "a.safetensors") as file:
+    with open_file(tmp_path / "a.safetensors") as file:
         for key, dtype, shape in [
             ("b", "float32", (6,)),
             ("a", "int32", (6,)),

@@ -33,7 +33,7 @@ def test_each_rank_reads_the_values_of_all_in_any_order_of_coming(case):
     for come, rank in enumerate(order):
         assert not rounds[rank].is_complete()
         assert list(rounds[rank].missing()) == sorted(order[come:])
-        rounds[rank].bring(values[rank])
+        rounds[rank].publish(values[rank])
     assert all(each.is_complete() and each.values() == values for each in rounds)
 
 
@@ -41,7 +41,7 @@ def test_each_rank_reads_the_values_of_all_in_any_order_of_coming(case):
 def test_requests_and_bytes_of_a_rank_do_not_grow_with_the_ranks(ranks):
     rounds, counted = started(ranks)
     for each in rounds:
-        each.bring(b"all the same" * 10)
+        each.publish(b"all the same" * 10)
     for each in rounds:
         assert each.is_complete()
         each.values()
@@ -56,7 +56,7 @@ def test_requests_and_bytes_of_a_rank_do_not_grow_with_the_ranks(ranks):
 def test_a_round_is_joined_though_the_last_rank_has_ended_before():
     rounds, _ = started(3)
     for each in rounds[:2]:
-        each.bring(b"value")
+        each.publish(b"value")
     rounds[2].shared.set("1/2", b"value")  # and no more
     assert not rounds[0].is_complete()
     assert list(rounds[0].missing()) == []
@@ -67,10 +67,10 @@ def test_a_round_is_joined_though_the_last_rank_has_ended_before():
 def test_a_count_that_another_program_raised_completes_no_round():
     rounds, counted = started(3)
     counted[0].store.add("1/count", 5)
-    rounds[0].bring(b"value")
+    rounds[0].publish(b"value")
     assert not rounds[0].is_complete()
     for each in rounds[1:]:
-        each.bring(b"value")
+        each.publish(b"value")
     assert rounds[0].values() == [b"value"] * 3
 
 
@@ -80,7 +80,7 @@ def test_missing_ranks_are_found_by_halves(gone):
     rounds, counted = started(ranks)
     for each in rounds:
         if each.rank not in gone:
-            each.bring(b"value")
+            each.publish(b"value")
     counted[9].requests.clear()
     assert list(rounds[9].missing()) == gone
     assert counted[9].requests.total() <= len(gone) * 2 * 10 + 1
@@ -92,7 +92,7 @@ def test_nothing_of_a_round_is_left():
     ranks = 3
     first, second = ([Round(n, rank, ranks, shared) for rank in range(ranks)] for n in (1, 2))
     for each in (*first, *second):
-        each.bring(b"value")
+        each.publish(b"value")
     before = store.num_keys()
     for each in first:
         each.forget()

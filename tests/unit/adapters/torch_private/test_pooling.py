@@ -10,7 +10,7 @@ from tests.traces import names
 
 POOL = torch.ops.aten.max_pool2d_with_indices.default
 GRADIENT = torch.ops.aten.max_pool2d_with_indices_backward.default
-OF_INDUCTOR = pooling.by_tiles(decompositions)
+OF_INDUCTOR = pooling.decompose_by_tiles(decompositions)
 pytestmark = pytest.mark.skipif(not OF_INDUCTOR, reason="this Inductor decomposes no pooling")
 
 

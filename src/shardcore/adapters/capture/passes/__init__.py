@@ -1,20 +1,22 @@
-"""Passes: each returns another trace that does the same. `improved` runs them in order."""
+"""Passes: each returns another trace that does the same. `run_passes` runs them in order."""
 
 from collections.abc import Sequence
 from functools import partial
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.capture.passes.cleanup import (
+    with_constant_loss_seed,
     with_direct_views,
-    with_plain_ones,
     without_dead_code,
 )
-from shardcore.adapters.capture.passes.communication.gathers import with_memory_for_gathers
+from shardcore.adapters.capture.passes.communication.gathers import (
+    with_memory_for_gathers,
+    with_regathers,
+)
 from shardcore.adapters.capture.passes.communication.overlap import (
     with_early_starts,
     with_late_waits,
 )
-from shardcore.adapters.capture.passes.communication.regather import with_regathers
 from shardcore.adapters.capture.passes.communication.sums import Memories, in_buckets
 from shardcore.adapters.capture.passes.inductor import (
     with_factors_apart,
@@ -50,7 +52,7 @@ def passes_of(
     *,
     sends: bool = True,
 ) -> tuple[Pass, ...]:
-    """Returns the passes of `improved`; those of communication only if the step `sends`.
+    """Returns the passes of `run_passes`; those of communication only if the step `sends`.
 
     Collectives depend on agreed numbers alone until their order is settled: the other passes, which
     ask for the memory of this rank, keep that.
@@ -64,7 +66,7 @@ def passes_of(
     )
     may_write = memories is not None
     return (
-        Pass(with_plain_ones, gives={Fact.UNREAD_LOSS}),
+        Pass(with_constant_loss_seed, gives={Fact.UNREAD_LOSS}),
         Pass(without_dead_code),
         *((DONATED_INPUTS, DIRECT_VIEWS) if may_write else ()),
         *(of_communication if sends else ()),
@@ -73,7 +75,7 @@ def passes_of(
     )
 
 
-def improved(
+def run_passes(
     trace: Trace, memories: Memories | None = None, all_reduces: Sequence[RecordedSum] | None = None
 ) -> Trace:
     """Returns `trace` after all passes.
@@ -92,7 +94,7 @@ def improved(
     return Pipeline(passes_of(memories, all_reduces, sends=sends))(trace)
 
 
-def improved_for_compiler(trace: Trace, onednn: torch_private.OneDnn) -> Trace:
-    """Returns the part of an improved trace that Inductor compiles, after its passes."""
+def run_passes_for_compiler(trace: Trace, onednn: torch_private.OneDnn) -> Trace:
+    """Returns `trace`, which Inductor compiles, after the passes for Inductor."""
     products = Pass(partial(with_onednn_products, onednn=onednn))
     return Pipeline((*PASSES_FOR_COMPILER, products))(trace)

@@ -12,9 +12,9 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.recording.constants import varying_memories
+from shardcore.adapters.capture.recording.comparison import varying_memories
 from shardcore.adapters.capture.recording.functions import generator_states, set_generator_states
-from shardcore.adapters.capture.trace.rewriting import repeated
+from shardcore.adapters.capture.trace.rewriting import repeat_calls
 from shardcore.adapters.capture.trace.trace import Call, Literals, Read, Trace, Value, numbered
 from shardcore.domain.steps.capture import GuardFailed, NotCaptured
 
@@ -47,20 +47,20 @@ def with_checks(trace: Trace, literals: Literals) -> Trace:
         NotCaptured: If it reads more than one number at once.
     """
     varying = varying_memories(trace, literals) if trace.reads else set()
-    reads = [each for each in trace.reads if trace.memory[each.value.number] in varying]
-    if lines := [each.line for each in reads if each.number is None]:
+    reads = [read for read in trace.reads if trace.memory[read.value.number] in varying]
+    if lines := [read.line for read in reads if read.number is None]:
         remedy = _BY_KERAS if _IN_KERAS in lines[0] else _REMEDY
         raise NotCaptured(f"the step reads values on the host: {lines[0]}: {remedy}")
-    found = trace.with_calls(trace.calls)
+    checked = trace.with_calls(trace.calls)
     first: list[Call] = []
     for read in reversed(reads):
-        ahead = _ahead(read, trace.calls[: read.place], found)
+        ahead = _ahead(read, trace.calls[: read.index], checked)
         if ahead is None:
-            found.calls.insert(read.place, _check(read, read.value))
+            checked.calls.insert(read.index, _check(read, read.value))
         else:
             first += ahead
-    found.calls = [*first, *found.calls]
-    return found
+    checked.calls = [*first, *checked.calls]
+    return checked
 
 
 def _check(read: Read, value: Value) -> Call:
@@ -91,7 +91,7 @@ def _ahead(read: Read, before: Sequence[Call], trace: Trace) -> list[Call] | Non
         return None
     names = {value: trace.new(trace.form(value)) for value in outside}
     copies = [Call(torch.ops.aten.clone.default, (old,), {}, new) for old, new in names.items()]
-    again = repeated(reversed(calls), names, trace)
+    again = repeat_calls(reversed(calls), names, trace)
     return [*copies, *again, _check(read, names.get(read.value, read.value))]
 
 
@@ -100,26 +100,26 @@ def _may_be_ahead(call: Call) -> bool:
     return isinstance(call.result, Value) and not (draws(call.operator) or sends(call.operator))
 
 
-def rollback_of(trace: Trace, kept: Sequence[Any]) -> "Rollback":
+def rollback_of(trace: Trace, captured_inputs: Sequence[Any]) -> "Rollback":
     """Returns the rollback of the writes before the last check; empty in a step without checks.
 
     Raises:
         NotCaptured: If it writes too much before its last check.
     """
-    checks = [place for place, call in enumerate(trace.calls) if call.operator is check]
+    checks = [index for index, call in enumerate(trace.calls) if call.operator is check]
     last = max(checks, default=0)
     before = trace.calls[:last]
     memories = set[int]().union(*map(trace.writes_of, before))
     inputs = tuple(
-        n for n, each in enumerate(trace.inputs) if trace.memory[each.number] in memories
+        n for n, value in enumerate(trace.inputs) if trace.memory[value.number] in memories
     )
-    ours = set(map(id, kept))
+    ours = set(map(id, captured_inputs))
     written = tuple(
         tensor
         for number, tensor in trace.outside.items()
         if trace.memory[number] in memories and id(tensor) in ours
     )
-    if (size := sum(each.nbytes for each in written)) > _MOST_BYTES:
+    if (size := sum(tensor.nbytes for tensor in written)) > _MOST_BYTES:
         line = trace.calls[last].line
         raise NotCaptured(
             f"after it has written {size} bytes it reads values on the host: {line}: read them "
@@ -134,7 +134,7 @@ class Rollback:
     """Undoes the writes of a run if a check fails.
 
     Args:
-        inputs: The places of the inputs that the program writes into before its last check.
+        inputs: The indices of the inputs that the program writes into before its last check.
         written: The tensors of the model that it writes into before.
         draws: Whether it draws from torch's generator before.
     """
@@ -144,14 +144,14 @@ class Rollback:
     draws: bool
 
     @contextmanager
-    def around(self, inputs: Sequence[Any]) -> Iterator[None]:
-        """Undoes the run inside, with these inputs, if a check fails.
+    def undo_on_failure(self, inputs: Sequence[Any]) -> Iterator[None]:
+        """Opens a context for a run with these inputs; undoes its writes if a check fails.
 
         Raises:
             GuardFailed: If a check fails; all is then as before.
         """
         written = [*(inputs[n] for n in self.inputs), *self.written]
-        before = [each.detach().clone() for each in written]
+        before = [tensor.detach().clone() for tensor in written]
         states = generator_states() if self.draws else []
         try:
             yield

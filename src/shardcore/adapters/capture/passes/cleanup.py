@@ -8,7 +8,7 @@ import torch
 from shardcore.adapters import torch_private
 from shardcore.adapters.capture.passes.checks import check
 from shardcore.adapters.capture.trace.analyses import is_view
-from shardcore.adapters.capture.trace.rewriting import rewritten
+from shardcore.adapters.capture.trace.rewriting import rewrite_calls
 from shardcore.adapters.capture.trace.trace import Call, Trace, Value, values
 
 VIEW = torch.ops.aten.view.default
@@ -29,7 +29,7 @@ _VIEWS: set[Any] = {
 }
 
 
-def with_plain_ones(trace: Trace) -> Trace:
+def with_constant_loss_seed(trace: Trace) -> Trace:
     """Returns `trace` with a constant for the gradient that a backward pass begins with.
 
     `ones_like` of the loss reads its shape only: the loss may then be summed over the ranks later.
@@ -55,17 +55,17 @@ def with_direct_views(trace: Trace) -> Trace:
     """
     below: dict[Value, Value] = {}
 
-    def rewrite(call: Call, found: Trace) -> Call | Value:
-        if call.operator not in _VIEWS or not is_view(call, found):
+    def rewrite(call: Call, new_trace: Trace) -> Call | Value:
+        if call.operator not in _VIEWS or not is_view(call, new_trace):
             return call
         base: Value = below.get(call.args[0], call.args[0])
-        if found.form(call.result) == found.form(base):
+        if new_trace.form(call.result) == new_trace.form(base):
             return base
         below[call.result] = base
         is_direct = base is call.args[0] and call.operator is not _RESHAPE
-        return call if is_direct else _view(base, call, found)
+        return call if is_direct else _view(base, call, new_trace)
 
-    return without_dead_code(rewritten(trace, rewrite))
+    return without_dead_code(rewrite_calls(trace, rewrite))
 
 
 def _view(base: Value, call: Call, trace: Trace) -> Call:
@@ -81,15 +81,15 @@ def without_dead_code(trace: Trace) -> Trace:
     """Returns `trace` without calls on which no output, tensor outside, rank or draw depends."""
     read = set(values(trace.outputs))
     live = trace.memories(read) | trace.given()
-    kept = []
+    live_calls = []
     for call in reversed(trace.calls):
         # A call that writes is live if its memory is; any other, if a result is read.
         is_read = trace.writes_of(call) & live if call.writes else read & set(call.results)
         if is_read or _has_effect(call.operator):
-            kept.append(call)
+            live_calls.append(call)
             live |= trace.reads_of(call) | trace.writes_of(call)
             read |= set(call.operands)
-    return trace.with_calls(reversed(kept))
+    return trace.with_calls(reversed(live_calls))
 
 
 def _has_effect(operator: Any) -> bool:

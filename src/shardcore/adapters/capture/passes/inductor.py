@@ -1,4 +1,4 @@
-"""Rewrites the operators of a step on which Inductor fails or gives wrong results."""
+"""Rewrites the operators of a step on which Inductor fails or gives wrong results (ADR 19)."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.trace.rewriting import rewritten
+from shardcore.adapters.capture.trace.rewriting import rewrite_calls
 from shardcore.adapters.capture.trace.trace import Call, Form, Number, Trace, values
 
 
@@ -35,16 +35,16 @@ def with_plain_paddings(trace: Trace) -> Trace:
     dense tensor of the same shape.
     """
 
-    def rewrite(call: Call, found: Trace) -> Call:
+    def rewrite(call: Call, new_trace: Trace) -> Call:
         if call.operator not in _PADDING_BACKWARD:
             return call
         gradient, padded, *rest = call.args
-        form = found.form(padded)
-        plain = found.new(Form(form.shape, form.dtype, form.device))
-        found.calls.append(Call(_NEW, (padded, list(form.shape)), {}, plain, line=call.line))
+        form = new_trace.form(padded)
+        plain = new_trace.new(Form(form.shape, form.dtype, form.device))
+        new_trace.calls.append(Call(_NEW, (padded, list(form.shape)), {}, plain, line=call.line))
         return attrs.evolve(call, args=(gradient, plain, *rest))
 
-    return rewritten(trace, rewrite)
+    return rewrite_calls(trace, rewrite)
 
 
 _NEW: Any = torch.ops.aten.new_empty.default
@@ -64,10 +64,10 @@ def with_reshapes(trace: Trace) -> Trace:
     """
     waits = (call for call in trace.calls if call.is_wait)
     waited_for = {memory for call in waits for memory in trace.reads_of(call)}
-    kept = trace.overwritten() | waited_for
+    stay_viewed = trace.overwritten() | waited_for
     return trace.with_calls(
         attrs.evolve(call, operator=torch.ops.aten.reshape.default)
-        if call.operator is torch.ops.aten.view.default and not trace.reads_of(call) & kept
+        if call.operator is torch.ops.aten.view.default and not trace.reads_of(call) & stay_viewed
         else call
         for call in trace.calls
     )
@@ -82,16 +82,16 @@ def with_factors_apart(trace: Trace) -> Trace:
     which the sum alone would not do: the last bit may be another one.
     """
 
-    def rewrite(call: Call, found: Trace) -> Call:
+    def rewrite(call: Call, new_trace: Trace) -> Call:
         factor = call.kwargs.get("alpha")
         if factor is None or not _must_multiply(call, factor, trace):
             return call
         first, _, *rest = call.args
-        args = (first, _scaled(call, factor, found), *rest)
-        kwargs = {name: each for name, each in call.kwargs.items() if name != "alpha"}
+        args = (first, _scaled(call, factor, new_trace), *rest)
+        kwargs = {name: argument for name, argument in call.kwargs.items() if name != "alpha"}
         return attrs.evolve(call, args=args, kwargs=kwargs)
 
-    return rewritten(trace, rewrite)
+    return rewrite_calls(trace, rewrite)
 
 
 def _must_multiply(call: Call, factor: Any, trace: Trace) -> bool:
@@ -154,7 +154,7 @@ def _is_faster(call: Call, trace: Trace) -> bool:
     """
     if call.operator not in (torch.ops.aten.mm.default, torch.ops.aten.bmm.default):
         return False
-    left, right = (trace.form(each) for each in call.args)
+    left, right = (trace.form(operand) for operand in call.args)
     is_matrix = len(left.shape) == 2 or left.shape[0] == 1
     is_large = left.elements * right.shape[-1] >= LARGE
     is_plain = left.device.type == "cpu" and left.dtype is torch.float32

@@ -1,4 +1,4 @@
-"""Runs passes in order, and checks what each of them needs and keeps."""
+"""Runs passes in order, and checks what each of them needs and keeps (ADR 28)."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Set
@@ -60,11 +60,11 @@ class Pipeline:
 
     def __attrs_post_init__(self) -> None:
         facts = {Fact.NEW_MEMORY}  # as recorded: torch gives each result new memory
-        for each in self.passes:
-            for fact in each.needs - facts:
-                wrong = f"pass {each.name!r} stands where this may not hold: {fact.value}"
+        for pass_ in self.passes:
+            for fact in pass_.needs - facts:
+                wrong = f"pass {pass_.name!r} stands where this may not hold: {fact.value}"
                 raise AssertionError(wrong)
-            facts = (facts | each.gives) - each.breaks
+            facts = (facts | pass_.gives) - pass_.breaks
 
     def __call__(self, trace: Trace) -> Trace:
         """Returns `trace` after all passes.
@@ -72,15 +72,15 @@ class Pipeline:
         Raises:
             NotCaptured: If a pass does not keep what it declares to keep; the error names it.
         """
-        found = reduce(lambda trace, each: each.run(trace), self.passes, trace)
-        if _broken(trace, found, joins=any(each.joins for each in self.passes)):
-            for each in self.passes:
-                before, trace = trace, each.run(trace)
-                if broken := _broken(before, trace, joins=each.joins):
+        final = reduce(lambda trace, pass_: pass_.run(trace), self.passes, trace)
+        if _broken(trace, final, joins=any(pass_.joins for pass_ in self.passes)):
+            for pass_ in self.passes:
+                before, trace = trace, pass_.run(trace)
+                if broken := _broken(before, trace, joins=pass_.joins):
                     raise NotCaptured(
-                        f"pass {each.name!r} does not keep {broken}: please report it"
+                        f"pass {pass_.name!r} does not keep {broken}: please report it"
                     )
-        return found
+        return final
 
 
 def _broken(before: Trace, after: Trace, *, joins: bool) -> str:
@@ -96,7 +96,7 @@ def _effects(trace: Trace) -> Iterator[Hashable]:
     """Yields the effects of a step, in the order of the names in `_broken`."""
     given = trace.given() - trace.memories(trace.inputs[: trace.donated])
     written = (trace.memory[value.number] for call in trace.calls for value in call.writes)
-    yield frozenset(Counter(each for each in written if each in given).items())
+    yield frozenset(Counter(memory for memory in written if memory in given).items())
     draws = (call.operator for call in trace.calls if call.draws)
     yield frozenset(Counter(draws).items())
     yield tuple(trace.forms[value.number] for value in values(trace.outputs))
@@ -105,7 +105,7 @@ def _effects(trace: Trace) -> Iterator[Hashable]:
 
 def _is_ordered(trace: Trace) -> bool:
     """Returns whether each value exists before a call reads it."""
-    known = {*(value.number for value in trace.inputs), *trace.outside, *trace.kept}
+    known = {*(value.number for value in trace.inputs), *trace.outside, *trace.scratch}
     for call in trace.calls:
         if not known.issuperset(value.number for value in call.operands):
             return False

@@ -10,10 +10,15 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.adapters.capture.recording.constants import are_equal, is_same, reader_of
-from shardcore.adapters.capture.recording.places import place
+from shardcore.adapters.capture.recording.comparison import (
+    are_equal,
+    describe,
+    is_same,
+    is_same_call,
+    reader_of,
+)
 from shardcore.adapters.capture.recording.recorder import Recorder
-from shardcore.adapters.capture.trace.comparison import is_same_call, shown
+from shardcore.adapters.capture.recording.source_line import source_line
 from shardcore.adapters.capture.trace.trace import Call, Read, Trace
 from shardcore.domain.errors import AuditError
 
@@ -55,8 +60,8 @@ class Auditor(Recorder):
             if calls and is_same_call(calls[0], call)
         ]
         if self._sources and not fitting:
-            before = shown(expected[0][0]) if expected[0] else "the end of the step"
-            raise AuditError(_told(f"it ran {shown(call)} at {call.line}", before))
+            before = describe(expected[0][0]) if expected[0] else "the end of the step"
+            raise AuditError(_audit_message(f"it ran {describe(call)} at {call.line}", before))
         self._sources = fitting
         self._count += 1
 
@@ -79,11 +84,13 @@ class Auditor(Recorder):
         if not self._sources:
             return
         if self.trace.refusal:
-            raise AuditError(_told(self.trace.refusal, "nothing of the kind"))
+            raise AuditError(_audit_message(self.trace.refusal, "nothing of the kind"))
         ended = [source for source in self._sources if len(source.trace.calls) == self._count]
         if not ended:
             call = self._sources[0].trace.calls[self._count]
-            raise AuditError(_told(f"it ended at {place()}", f"{shown(call)} at {call.line}"))
+            raise AuditError(
+                _audit_message(f"it ended at {source_line()}", f"{describe(call)} at {call.line}")
+            )
         differences = [self._other_constant(source) for source in ended]
         if all(differences):
             raise AuditError(differences[0])
@@ -92,18 +99,22 @@ class Auditor(Recorder):
         """Returns how the tensors from outside differ from those recorded; empty if they do not."""
         for number, value in self.trace.outside.items():
             if number in source.literals:
-                fits = are_equal(source.literals[number], self.trace.found.get(number, value))
+                fits = are_equal(
+                    source.literals[number], self.trace.first_values.get(number, value)
+                )
             else:
                 fits = is_same(source.trace.outside.get(number), value)
             if not fits:
                 reader = reader_of(source.trace, number)
-                return _told(f"{reader} reads another tensor", "the tensor of the recorded step")
+                return _audit_message(
+                    f"{reader} reads another tensor", "the tensor of the recorded step"
+                )
         return ""
 
 
-def _told(found: str, recorded: str) -> str:
+def _audit_message(observed: str, recorded: str) -> str:
     return (
-        f"The audit of a captured step found what no guard has seen: {found}, where the captured "
-        f"step has {recorded}. What its Python reads has changed. Keep it in a variable "
+        f"The audit of a captured step found what no guard has seen: {observed}, where the "
+        f"captured step has {recorded}. What its Python reads has changed. Keep it in a variable "
         "(add_weight of the layer), or run the model with jit_compile=False; and report it, please."
     )

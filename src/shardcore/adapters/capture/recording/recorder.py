@@ -2,10 +2,11 @@
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
+import attrs
 import numpy as np
 import torch
 
@@ -15,8 +16,9 @@ from shardcore.adapters.capture.recording.functions import (
     FunctionListener,
     Unobserved,
     generator_states,
+    set_generator_states,
 )
-from shardcore.adapters.capture.recording.places import place
+from shardcore.adapters.capture.recording.source_line import source_line
 from shardcore.adapters.capture.recording.values import RecordedValues
 from shardcore.adapters.capture.trace.trace import Call, Number, Read, Trace
 from shardcore.adapters.torch_private import Args, Kwargs
@@ -51,7 +53,7 @@ class Recorder:
         self._taken: dict[str, tuple[torch.Tensor, Any]] | None = None
         self._used: set[str] = set()
         self._drawn = generator_states()
-        self.trace.inputs = [self._values.from_outside(each) for each in inputs]
+        self.trace.inputs = [self._values.from_outside(tensor) for tensor in inputs]
 
     def run(self, step: Callable[[], Any]) -> Any:
         """Returns the result of `step`; `trace` has what it did."""
@@ -73,7 +75,7 @@ class Recorder:
         self.trace.draws_on_host = _host_generators() != host
         self._check_generator()
         if not self.trace.refusal:
-            self.trace.outputs = self._values.referred(outputs)
+            self.trace.outputs = self._values.values_in(outputs)
         return outputs
 
     def _check_generator(self) -> None:
@@ -85,7 +87,7 @@ class Recorder:
     def refuse(self, why: str, remedy: str) -> None:
         """Notes why no program can be made of the step, and what to do; the first reason counts."""
         if not self.trace.refusal:
-            self.trace.refusal = f"{why}, at {place()}: {remedy}"
+            self.trace.refusal = f"{why}, at {source_line()}: {remedy}"
 
     @contextmanager
     def numbers(self) -> Iterator[None]:
@@ -108,7 +110,7 @@ class Recorder:
             self.refuse(f"{how} reads the values of a sharded tensor on the host", _COMPUTE)
             return
         read = Read(
-            self._values.value(tensor), number, len(self.trace.calls), f"{how} at {place()}"
+            self._values.value(tensor), number, len(self.trace.calls), f"{how} at {source_line()}"
         )
         self._note_read(read)
 
@@ -122,7 +124,7 @@ class Recorder:
         if torch_private.draws(operator):
             self._check_generator()
             generator = kwargs.get("generator")
-            if generator is not None and self._values.known(generator) is None:
+            if generator is not None and self._values.find(generator) is None:
                 self.refuse("it draws from a torch.Generator that it created", _DRAW)
         references = self._values.operands(args, kwargs)
         return None if self.trace.refusal else references
@@ -135,9 +137,9 @@ class Recorder:
             self._taken[repr(result)] = args[0], result
             return
         if torch_private.reads_values(operator, args):
-            for each in filter(torch.is_tensor, torch_private.tree_leaves((args, kwargs))):
+            for tensor in filter(torch.is_tensor, torch_private.tree_leaves((args, kwargs))):
                 number = result if operator is torch_private.ITEM else None
-                self.read(each, str(operator), number)
+                self.read(tensor, str(operator), number)
             if not any(map(torch.is_tensor, torch_private.tree_leaves(result))):
                 return
         if operator in _SETS_STORAGE:
@@ -145,7 +147,7 @@ class Recorder:
             return
         is_alias = operator in _ALIASES or torch_private.is_wait(operator)
         if is_alias or (operator is _VIEW_AS and args[0] is args[1]):
-            self._values.name(result, references[0][0])
+            self._values.bind(result, references[0][0])
             return
         self._append(operator, args, kwargs, references, result)
 
@@ -161,9 +163,9 @@ class Recorder:
         writes = tuple(
             map(self._values.value, torch_private.written_operands(operator, args, kwargs))
         )
-        made = torch_private.tree_map(self._values.made, result)
+        made = torch_private.tree_map(self._values.value_of_result, result)
         backward = torch_private.backward_pass() >= 0
-        self._note_call(Call(operator, *references, made, writes, place(), backward))
+        self._note_call(Call(operator, *references, made, writes, source_line(), backward))
 
     def _note_call(self, call: Call) -> None:
         """Notes one operator; an audit compares it instead."""
@@ -176,8 +178,8 @@ class Recorder:
     def _append_view_of_storage(self, result: torch.Tensor) -> None:
         """Notes `empty(0).set_(storage, ...)` as a view of a tensor there.
 
-        So torch looks for the weights of a recurrent layer in one storage, for cuDNN. Of sharded
-        tensors, whose storage has no memory, it makes a tensor that it drops.
+        cuDNN's recurrent layers probe in this way whether all weights share one storage. For
+        sharded tensors, whose storage has no memory, torch drops the result.
         """
         self._values.forget(result)  # it was another tensor
         base = self._values.tensor_in(torch_private.memory_of(result))
@@ -247,3 +249,31 @@ def _host_generators() -> Any:
 
 _COMPUTE = "compute with keras.ops, which keeps values in tensors"
 _DRAW = "draw by keras.random, with a SeedGenerator of the layer"
+
+
+RecomputationContexts = tuple[AbstractContextManager[None], AbstractContextManager[None]]
+
+
+def recomputation_contexts(recorder: Recorder) -> RecomputationContexts:
+    """Returns the contexts of a forward pass that begins now, and of its recomputations.
+
+    `torch.utils.checkpoint` saves and restores the random state where no recorder sees it, so these
+    contexts record that.
+    """
+    return nullcontext(), _Recomputation(recorder, recorder.as_one_call(generator_states, (), {}))
+
+
+@attrs.define(eq=False)
+class _Recomputation(AbstractContextManager[None]):
+    """Sets torch's generators to the states `begin`; at the end, to those before."""
+
+    recorder: Recorder
+    begin: Any
+    _before: Any = attrs.field(default=None, init=False)
+
+    def __enter__(self) -> None:
+        self._before = self.recorder.as_one_call(generator_states, (), {})
+        self.recorder.as_one_call(set_generator_states, (self.begin,), {})
+
+    def __exit__(self, *error: object) -> None:
+        self.recorder.as_one_call(set_generator_states, (self._before,), {})

@@ -32,33 +32,33 @@ class RecordedValues:
     paused: Callable[[], AbstractContextManager[None]]
     _values: dict[int, tuple[Any, Value]] = attrs.field(factory=dict, init=False)
     _generators: dict[int, tuple[Value, torch.Generator]] = attrs.field(factory=dict, init=False)
-    _kept_memories: dict[int | None, int] = attrs.field(factory=dict, init=False)
+    _outside_memories: dict[int | None, int] = attrs.field(factory=dict, init=False)
     # By number, the identity of the memory of a value.
     _identities: list[int | None] = attrs.field(factory=list, init=False)
     # The operands of the operator that runs.
-    _met: list[Value] = attrs.field(factory=list, init=False)
+    _operands: list[Value] = attrs.field(factory=list, init=False)
 
     def operands(self, args: Args, kwargs: Kwargs) -> tuple[Any, Any]:
-        """Returns operands as values of the trace, and notes these for the results."""
-        self._met.clear()
-        return self.referred(args), self.referred(kwargs) if kwargs else {}
+        """Returns the operands as values of the trace; `value_of_result` looks at these."""
+        self._operands.clear()
+        return self.values_in(args), self.values_in(kwargs) if kwargs else {}
 
-    def referred(self, nest: Any) -> Any:
-        """Returns a nest with its tensors and generators as values of the trace."""
+    def values_in(self, nest: Any) -> Any:
+        """Returns `nest` with values of the trace for its tensors and generators."""
         return torch_private.tree_map(self._reference, nest)
 
     def _reference(self, leaf: Any) -> Any:
         if not _is_value(leaf.__class__):
             return leaf
         value = self.value(leaf)
-        self._met.append(value)
+        self._operands.append(value)
         return value
 
     def value(self, thing: Any) -> Value:
         """Returns the value of a tensor or generator; an unknown one is from outside the step."""
-        if found := self._values.get(id(thing)):  # most are: a call less for each operand
-            return found[1]
-        known = self.known(thing)
+        if recorded := self._values.get(id(thing)):  # most are: a call less for each operand
+            return recorded[1]
+        known = self.find(thing)
         if known is None:
             known = self.from_outside(thing)
             self.trace.outside[known.number] = thing
@@ -68,39 +68,39 @@ class RecordedValues:
                 and not self.trace.refusal
             ):
                 with self.paused(), torch.no_grad():
-                    self.trace.found[known.number] = thing.detach().clone()
+                    self.trace.first_values[known.number] = thing.detach().clone()
         return known
 
-    def known(self, thing: Any) -> Value | None:
+    def find(self, thing: Any) -> Value | None:
         """Returns the value of a tensor or generator; None if the trace has none yet."""
-        found = self._values.get(id(thing))
-        if found is not None:
-            return found[1]
+        recorded = self._values.get(id(thing))
+        if recorded is not None:
+            return recorded[1]
         if type(thing) is torch.Generator:
             return self._generators.get(torch_private.identity_of(thing), (None,))[0]
         return None
 
-    def made(self, leaf: Any) -> Any:
+    def value_of_result(self, leaf: Any) -> Any:
         """Returns the value of a result; its memory is new, or that of an operand or a variable."""
         if not _is_value(leaf.__class__):
             return leaf
-        known = self.known(leaf)
+        known = self.find(leaf)
         memory = self._memory_of(leaf)
         if known is not None:
             self.trace.reshapes |= self.trace.forms[known.number] != Form.of(leaf)
             self._identities[known.number] = memory
             return known
-        for each in self._met:
-            if memory is not None and self._identities[each.number] == memory:
-                return self._new(leaf, memory, self.trace.memory[each.number])
-        return self._new(leaf, memory, self._kept_memories.get(memory))
+        for value in self._operands:
+            if memory is not None and self._identities[value.number] == memory:
+                return self._new(leaf, memory, self.trace.memory[value.number])
+        return self._new(leaf, memory, self._outside_memories.get(memory))
 
     def from_outside(self, thing: Any) -> Value:
         """Returns a new value for a tensor from outside, of which others may be views."""
         memory = self._memory_of(thing)
-        value = self._new(thing, memory, self._kept_memories.get(memory))
+        value = self._new(thing, memory, self._outside_memories.get(memory))
         if memory is not None:
-            self._kept_memories.setdefault(memory, value.number)
+            self._outside_memories.setdefault(memory, value.number)
         return value
 
     def _memory_of(self, thing: Any) -> int | None:
@@ -118,24 +118,24 @@ class RecordedValues:
         self.trace.memory.append(value.number if owner is None else owner)
         self.trace.forms.append(Form.of(thing))
         if torch.is_tensor(thing):
-            self.name(thing, value)
+            self.bind(thing, value)
         else:
             self._generators[torch_private.identity_of(thing)] = value, thing
         return value
 
-    def name(self, tensor: torch.Tensor, value: Value) -> None:
-        """Notes the value of a tensor by its identity, which a new tensor may get after it."""
+    def bind(self, tensor: torch.Tensor, value: Value) -> None:
+        """Binds a tensor to its value, by identity, which a later tensor may get again."""
         key = id(tensor)
         self._values[key] = weakref.ref(tensor, lambda _: self._values.pop(key, None)), value
 
     def forget(self, tensor: torch.Tensor) -> None:
-        """Drops the value of a tensor: the tensor is another one from now on."""
+        """Drops the value of a tensor, which from now on stands for another value."""
         self._values.pop(id(tensor), None)
 
     def tensor_in(self, memory: int) -> torch.Tensor | None:
         """Returns a tensor of the trace in this memory; None if there is none."""
-        met = [reference() for reference, _ in self._values.values()]
-        return next((each for each in met if _has_memory(each, memory)), None)
+        tensors = [reference() for reference, _ in self._values.values()]
+        return next((tensor for tensor in tensors if _has_memory(tensor, memory)), None)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Replays captured steps as CUDA graphs: one launch for a step in place of one for each operator.
+"""Replays captured steps as CUDA graphs: one launch for a step, not for each operator (ADR 48).
 
 Not every step: `reason_against` returns why one keeps its launches. What Python has to run comes
 before the graph. A step that starts collectives has one only if the user asks for it: NCCL wants
@@ -105,7 +105,7 @@ class Replayed:
     replay are overwritten by the next one.
 
     Args:
-        run: The function: takes inputs and kept tensors.
+        run: The function: takes the inputs and the captured inputs.
         inputs: The number of inputs, which are other tensors in each run.
         pool: The memory of all graphs.
         has_collectives: Whether the function starts collectives.
@@ -118,7 +118,7 @@ class Replayed:
     _runs: int = attrs.field(default=0, init=False)
     _graph: Any = attrs.field(default=None, init=False)
     _copies: list[torch.Tensor] = attrs.field(factory=list, init=False)
-    _kept: list[int] = attrs.field(factory=list, init=False)
+    _addresses: list[int] = attrs.field(factory=list, init=False)
     _outputs: tuple[torch.Tensor, ...] = attrs.field(default=(), init=False)
     _failed: bool = attrs.field(default=False, init=False)
     _failures: int = attrs.field(default=0, init=False)  # those of the pool when it was recorded
@@ -132,12 +132,14 @@ class Replayed:
         """
         self._runs += 1
         # Generators, which are operands too, are for the part that runs before.
-        kept = [each.data_ptr() for each in operands[self.inputs :] if torch.is_tensor(each)]
-        is_recorded = (kept, self.pool.failures) == (self._kept, self._failures)
+        addresses = [
+            operand.data_ptr() for operand in operands[self.inputs :] if torch.is_tensor(operand)
+        ]
+        is_recorded = (addresses, self.pool.failures) == (self._addresses, self._failures)
         if self._runs > 1 and not self._failed and (self._graph is None or not is_recorded):
             if self.has_collectives and self._graph is not None:
-                raise EnvironmentProblem(_recorded_alone(has_moved=kept != self._kept))
-            self._kept, self._failures = kept, self.pool.failures
+                raise EnvironmentProblem(_recorded_alone(has_moved=addresses != self._addresses))
+            self._addresses, self._failures = addresses, self.pool.failures
             self._record(operands)
         if self._graph is None:
             return self.run(*operands)
@@ -156,7 +158,7 @@ class Replayed:
         try:
             # Else torch's random generator gets inference tensors, which no other graph can write.
             with torch.inference_mode(False), torch.no_grad():
-                self._copies = [each.clone() for each in operands[: self.inputs]]
+                self._copies = [operand.clone() for operand in operands[: self.inputs]]
                 # Other threads may allocate memory meanwhile.
                 with torch.cuda.graph(
                     graph, pool=self.pool.handle(), capture_error_mode="thread_local"
@@ -193,7 +195,7 @@ def _recorded_alone(*, has_moved: bool) -> str:
 
 def is_on_gpu(trace: Trace, literals: Literals) -> bool:
     """Returns whether a step reads tensors of a GPU."""
-    outside = (numbered(each) for each in trace.outside if each not in literals)
+    outside = (numbered(number) for number in trace.outside if number not in literals)
     return any(_device(trace, value) == "cuda" for value in (*trace.inputs, *outside))
 
 
@@ -205,13 +207,13 @@ def replayable(ahead: Trace, rest: Trace, literals: Literals) -> Trace | None:
         rest: The part that takes its results.
         literals: The constants of the step.
     """
-    found = with_factors_apart(rest)
+    separated = with_factors_apart(rest)
     reason = f"{VARIABLE}=0" if wanted() == "0" else ""
     if len(ahead.calls) > len(rest.calls):
         reason = reason or f"Python runs most of it, to {ahead.calls[-1].line}"
-    if reason := reason or reason_against(found, literals, _free_bytes()):
+    if reason := reason or reason_against(separated, literals, _free_bytes()):
         logger.debug("A captured step is not replayed as a CUDA graph: %s", reason)
-    return None if reason else found
+    return None if reason else separated
 
 
 def _device(trace: Trace, value: Value) -> str:
@@ -232,17 +234,20 @@ def reason_against(trace: Trace, literals: Literals, free_bytes: int) -> str:
     if trace.reshapes:
         return "a tensor gets another shape in place"
     used = {value for call in trace.calls for value in call.operands} | set(values(trace.outputs))
-    given = [*trace.inputs, *(numbered(each) for each in trace.outside if each not in literals)]
+    given = [
+        *trace.inputs,
+        *(numbered(number) for number in trace.outside if number not in literals),
+    ]
     if any(_device(trace, value) != "cuda" for value in given if value in used):
         return "it reads a tensor of the host"
-    if not all(_is_compact(trace.form(each)) for each in trace.inputs):
+    if not all(_is_compact(trace.form(value)) for value in trace.inputs):
         return "a tensor of its batch has gaps"
     takes_collectives = wanted() == WITH_COLLECTIVES
     for call in trace.calls:
         if reason := _reason(call, trace, takes_collectives=takes_collectives):
             return reason
-    needed = sum(trace.form(each).bytes for each in trace.inputs)
-    needed += sum(each for call in trace.calls for each in _bytes(call, trace))
+    needed = sum(trace.form(value).bytes for value in trace.inputs)
+    needed += sum(size for call in trace.calls for size in _bytes(call, trace))
     if needed > free_bytes * _MOST_OF_FREE_MEMORY:
         return f"its inputs and results have {needed} bytes, and {free_bytes} are free"
     return ""
@@ -275,7 +280,7 @@ def _reason(call: Call, trace: Trace, *, takes_collectives: bool) -> str:
         return f"it starts collectives over gloo: {call.line}"
     if _READ_ON_HOST & set(call.operator.tags) or _has_number(call):
         return f"{call.operator} reads values on the host: {call.line}"
-    on_host = any(_device(trace, each) != "cuda" for each in call.results)
+    on_host = any(_device(trace, value) != "cuda" for value in call.results)
     if on_host and call.operator not in _ATTENTION:
         return f"{call.operator} computes on the host: {call.line}"
     return ""

@@ -1,4 +1,4 @@
-"""Generates a Python function from a trace, one line per call, or a torch.fx graph for Inductor."""
+"""Generates a Python function from a trace, one line per call (ADR 24), or a torch.fx graph."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -30,7 +30,7 @@ def function_of(trace: Trace, literals: Literals) -> Callable[..., tuple[torch.T
     """
     writer = _Writer(trace, literals, torch_private.direct)
     generated = writer.function()
-    recorded = list(_places(trace))
+    recorded = list(_source_lines(trace))
 
     def run(*operands: Any) -> tuple[torch.Tensor, ...]:
         try:
@@ -39,10 +39,10 @@ def function_of(trace: Trace, literals: Literals) -> Callable[..., tuple[torch.T
             raise
         except Exception as error:
             frame = error.__traceback__ and error.__traceback__.tb_next
-            place = frame.tb_lineno - writer.lines_before - 1 if frame else -1
-            if not 0 <= place < len(recorded):
+            index = frame.tb_lineno - writer.lines_before - 1 if frame else -1
+            if not 0 <= index < len(recorded):
                 raise
-            collective, line = recorded[place]
+            collective, line = recorded[index]
             late = heartbeats.timed_out(error, f"{collective} of a captured step ({line})")
             if late is not None:
                 raise late from error
@@ -53,7 +53,7 @@ def function_of(trace: Trace, literals: Literals) -> Callable[..., tuple[torch.T
     return run
 
 
-def _places(trace: Trace) -> Iterator[tuple[str, str]]:
+def _source_lines(trace: Trace) -> Iterator[tuple[str, str]]:
     """Yields the collective and the recorded line of each call; of a wait, those of its start."""
     started: dict[Value, Call] = {}
     for call in trace.calls:
@@ -74,12 +74,12 @@ def graph_of(trace: Trace, literals: Literals) -> fx.GraphModule:
         return lambda *args, **named: tracer.create_proxy("call_function", operator, args, named)
 
     writer = _Writer(trace, literals, node)
-    operands = [tracer.create_proxy("placeholder", _name(each), (), {}) for each in writer.given]
+    operands = [tracer.create_proxy("placeholder", _name(value), (), {}) for value in writer.given]
     generated = writer.function()
     for name, tensor in writer.tensors.items():
         root.register_buffer(name, tensor)
         writer.names[name] = tracer.create_proxy("get_attr", name, (), {})
-    tracer.graph.output(tuple(each.node for each in generated(*operands)))
+    tracer.graph.output(tuple(proxy.node for proxy in generated(*operands)))
     return fx.GraphModule(root, tracer.graph)
 
 
@@ -116,7 +116,7 @@ class _Writer:
         head = self._head()
         self.lines_before = len(head)
         lines = [*head, *(self._line(call, ended) for call, ended in calls), self._end()]
-        self.tensors |= {f"v{number}": tensor for number, tensor in self.trace.kept.items()}
+        self.tensors |= {f"v{number}": tensor for number, tensor in self.trace.scratch.items()}
         self.names |= self.tensors
         exec(compile("\n    ".join(lines), CAPTURED, "exec"), self.names)
         # It keeps its globals: with itself among them, it would keep itself.
@@ -137,23 +137,23 @@ class _Writer:
     def _end(self) -> str:
         leaves = torch_private.tree_leaves(self.trace.outputs)
         return (
-            f"return ({''.join(f'{_name(each)}, ' for each in leaves if isinstance(each, Value))})"
+            f"return ({''.join(f'{_name(leaf)}, ' for leaf in leaves if isinstance(leaf, Value))})"
         )
 
     def _ended(self) -> list[list[Value]]:
         """Returns, by call, the values that are dropped after it."""
-        there = map(numbered, (*self.trace.kept, *self.literals))
+        there = map(numbered, (*self.trace.scratch, *self.literals))
         read = {*values(self.trace.outputs), *self.given, *there}
-        found: list[list[Value]] = []
+        ended: list[list[Value]] = []
         for call in reversed(self.trace.calls):
             used = dict.fromkeys((*call.operands, *call.results))
-            found.append([value for value in used if value not in read])
+            ended.append([value for value in used if value not in read])
             read.update(used)
-        return found[::-1]
+        return ended[::-1]
 
     def _line(self, call: Call, ended: list[Value]) -> str:
-        operands = [self._operand(each) for each in call.args]
-        operands += [f"{name}={self._operand(each)}" for name, each in call.kwargs.items()]
+        operands = [self._operand(arg) for arg in call.args]
+        operands += [f"{name}={self._operand(arg)}" for name, arg in call.kwargs.items()]
         line = f"{self._constant(call.operator, self.bound)}({', '.join(operands)})"
         made = set(call.results) - set(call.operands)
         if made:
@@ -184,5 +184,5 @@ def _name(value: Value) -> str:
 def _target(result: Any, made: set[Value]) -> str:
     """Returns the target of the assignment: the names of new values, in brackets if a list."""
     if isinstance(result, list | tuple):
-        return f"[{', '.join(_target(each, made) for each in result)}]"
+        return f"[{', '.join(_target(nested, made) for nested in result)}]"
     return _name(result) if result in made else "_"

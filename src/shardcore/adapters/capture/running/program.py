@@ -1,4 +1,4 @@
-"""Programs of steps: a step is recorded twice, and runs from the trace if both are the same."""
+"""Programs of steps: a step is recorded twice, and run from the trace if both agree (ADR 16)."""
 
 from collections.abc import Callable, Container, Iterator, Sequence, Set
 from typing import Any
@@ -10,13 +10,17 @@ from shardcore.adapters import torch_private
 from shardcore.adapters.capture import passes
 from shardcore.adapters.capture.passes.checks import Rollback, rollback_of, with_checks
 from shardcore.adapters.capture.passes.communication.sums import Memories
-from shardcore.adapters.capture.recording import audit, constants, recomputation
+from shardcore.adapters.capture.recording import audit, comparison
 from shardcore.adapters.capture.recording.functions import seeded_by_tensor, seeded_generator
-from shardcore.adapters.capture.recording.recorder import Recorder, recording
+from shardcore.adapters.capture.recording.recorder import (
+    RecomputationContexts,
+    Recorder,
+    recomputation_contexts,
+    recording,
+)
 from shardcore.adapters.capture.recording.setting import CaptureSetting
 from shardcore.adapters.capture.running import cuda_graphs
 from shardcore.adapters.capture.running.executors import Executors
-from shardcore.adapters.capture.trace.comparison import difference
 from shardcore.adapters.capture.trace.trace import (
     Literals,
     Trace,
@@ -36,14 +40,15 @@ from shardcore.ports.capture import (
 
 @attrs.frozen
 class RecordedProgram:
-    """The port `Program`: a function, and the tensors that it keeps.
+    """The port `Program`: a function, and the tensors from outside that it takes.
 
     Args:
-        run: The function: takes inputs and kept tensors, returns the tensors among the outputs.
-        kept: Tensors and generators that are read and written at each run.
-        overwritten: The places of the inputs that a run overwrites.
+        run: The function: takes the inputs and `captured_inputs`, returns the tensors among the
+            outputs.
+        captured_inputs: Tensors and generators from outside, which each run reads and writes.
+        overwritten: The indices of the inputs that a run overwrites.
         outputs: The results of the step, tensors as `Value`.
-        shared: The places of the outputs, among tensors, in memory that others hold or write into.
+        shared: The indices of the outputs, among tensors, in memory that others hold or write into.
         trace: Its trace, to compare with a step with batches of another size.
         literals: By number, its constants.
         collectives: Its collectives, in order.
@@ -52,7 +57,7 @@ class RecordedProgram:
     """
 
     run: Callable[..., tuple[Any, ...]]
-    kept: tuple[Any, ...]
+    captured_inputs: tuple[Any, ...]
     overwritten: Set[int]
     outputs: Any
     shared: Set[int]
@@ -69,21 +74,21 @@ class RecordedProgram:
             GuardFailed: If the step reads another number on the host; nothing is done then.
         """
         if self.overwritten and not owned:
-            inputs = _copied(inputs, self.overwritten)
+            inputs = _copy_at(inputs, self.overwritten)
         # Below autograd, as it was recorded.
-        with torch.inference_mode(), self.rollback.around(inputs):
-            made = self.run(*inputs, *self.kept)
+        with torch.inference_mode(), self.rollback.undo_on_failure(inputs):
+            made = self.run(*inputs, *self.captured_inputs)
         # Inference tensors are of no use outside, where they may need gradients.
-        results = iter(_copied(made, self.shared if owned else range(len(made))))
+        results = iter(_copy_at(made, self.shared if owned else range(len(made))))
         return torch_private.tree_map(
             lambda leaf: next(results) if isinstance(leaf, Value) else leaf, self.outputs
         )
 
 
-def _copied(tensors: Sequence[torch.Tensor], places: Container[int]) -> list[torch.Tensor]:
-    """Returns the tensors, copied in some places."""
+def _copy_at(tensors: Sequence[torch.Tensor], indices: Container[int]) -> list[torch.Tensor]:
+    """Returns the tensors; those at `indices` as copies."""
     with torch.no_grad():
-        return [each.clone() if n in places else each for n, each in enumerate(tensors)]
+        return [tensor.clone() if n in indices else tensor for n, tensor in enumerate(tensors)]
 
 
 class TraceCapture:
@@ -142,14 +147,14 @@ class TraceCapture:
         """Returns the program of `trace`, if the earlier one is the same."""
         assert isinstance(trace, Trace)
         if isinstance(earlier, RecordedProgram):
-            literals = constants.literals_of_other_size(
+            literals = comparison.literals_of_other_size(
                 earlier.trace, earlier.literals.keys(), trace
             )
         else:
             assert isinstance(earlier, Trace)
-            if differs := difference(earlier, trace):
+            if differs := comparison.difference(earlier, trace):
                 raise TracesDiffer(differs)
-            literals = constants.literals(earlier, trace)
+            literals = comparison.literals(earlier, trace)
         if trace.draws_on_host:
             raise NotCaptured(
                 "Python or NumPy draws random numbers in it: draw by keras.random, with a "
@@ -157,20 +162,22 @@ class TraceCapture:
             )
         checked = with_checks(trace, literals)
         memories = None if compiled or checked.reshapes else self._memories
-        better = passes.improved(checked, memories, all_reduces)
-        kept = tuple(value for number, value in trace.outside.items() if number not in literals)
-        executor = self._executors.executor(better, kept, literals, compiled=compiled)
+        better = passes.run_passes(checked, memories, all_reduces)
+        captured_inputs = tuple(
+            value for number, value in trace.outside.items() if number not in literals
+        )
+        executor = self._executors.executor(better, captured_inputs, literals, compiled=compiled)
         return RecordedProgram(
             executor.run,
-            kept,
+            captured_inputs,
             _overwritten(better, checked),
             trace.outputs,
             _shared(better),
             # Without its constants, and copies of small tensors: the program has what it needs.
-            attrs.evolve(trace, found={}, outside=trace.outside | dict.fromkeys(literals)),
+            attrs.evolve(trace, first_values={}, outside=trace.outside | dict.fromkeys(literals)),
             literals,
-            tuple(started(better, in_graph=executor.is_replayed)),
-            rollback_of(better, kept),
+            tuple(started_collectives(better, in_graph=executor.is_replayed)),
+            rollback_of(better, captured_inputs),
             executor.remark,
         )
 
@@ -210,40 +217,46 @@ class TraceCapture:
         assert recorder is not None, "no step is being recorded"
         return recorder.as_one_call(seeded_by_tensor(draw), (seed,), operands)
 
-    def recomputation(self) -> recomputation.Contexts:
+    def recomputation(self) -> RecomputationContexts:
         """Returns the contexts of a forward pass that begins now, and of its recomputations."""
         recorder = recording()
         assert recorder is not None, "no step is being recorded"
-        return recomputation.contexts(recorder)
+        return recomputation_contexts(recorder)
 
 
 def _overwritten(trace: Trace, before: Trace) -> Set[int]:
-    """Returns the places of the inputs that a pass has the step overwrite."""
+    """Returns the indices of the inputs that the step overwrites since a pass has changed it."""
     memories = trace.overwritten() - before.overwritten()
-    return {place for place, each in enumerate(trace.inputs) if trace.memories([each]) <= memories}
+    return {
+        index for index, value in enumerate(trace.inputs) if trace.memories([value]) <= memories
+    }
 
 
 def _shared(trace: Trace) -> Set[int]:
-    """Returns the places, among the output tensors, of those in memory of others or of the program.
+    """Returns the indices of the output tensors in memory of others or of the program.
 
     The caller owns the donated inputs.
     """
-    kept = map(numbered, (*trace.outside, *trace.kept))
-    memories = trace.memories((*trace.inputs[trace.donated :], *kept))
-    return {n for n, each in enumerate(values(trace.outputs)) if trace.memories([each]) & memories}
+    others = map(numbered, (*trace.outside, *trace.scratch))
+    memories = trace.memories((*trace.inputs[trace.donated :], *others))
+    return {
+        n for n, value in enumerate(values(trace.outputs)) if trace.memories([value]) & memories
+    }
 
 
-def started(trace: Trace, *, in_graph: bool = False) -> Iterator[StartedCollective]:
+def started_collectives(trace: Trace, *, in_graph: bool = False) -> Iterator[StartedCollective]:
     """Yields the collectives of `trace`, in order; all ranks have them in a graph, or none has."""
     where = " in a CUDA graph" if in_graph else ""
     for call in trace.calls:
         if call.collective:
             *operands, group = call.args  # the group's name is another one on other ranks
-            plain = [each for each in operands if isinstance(each, str | int)]
+            plain = [operand for operand in operands if isinstance(operand, str | int)]
             # An all-to-all has a list of sizes: ranks may send more or less.
-            may_differ = any(isinstance(each, list) and not values(each) for each in operands)
+            may_differ = any(
+                isinstance(operand, list) and not values(operand) for operand in operands
+            )
             tensors = list(call.operands)
-            elements = 0 if may_differ else sum(trace.form(each).elements for each in tensors)
+            elements = 0 if may_differ else sum(trace.form(value).elements for value in tensors)
             # Whether it writes where its operand was may differ between ranks.
             name = call.collective
             kind = f"{name} of {len(tensors)}, {plain}{where}"

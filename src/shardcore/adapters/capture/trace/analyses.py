@@ -36,57 +36,57 @@ def is_view(call: Call, trace: Trace) -> bool:
 
 
 def needs_of(trace: Trace) -> list[set[int]]:
-    """Returns, by place, the places of the calls that must come before the call there."""
+    """Returns, by index, the indices of the calls that must come before the call there."""
     made: dict[Value, int] = {}
     written: dict[int, int] = {}  # by memory, where it was written last
     read: dict[int, set[int]] = {}  # by memory, where it was read since
     drawn: dict[Value | None, int] = {}  # by random generator; by None, torch's own
-    found = []
-    for place, call in enumerate(trace.calls):
+    all_needs = []
+    for index, call in enumerate(trace.calls):
         needs = {made[value] for value in call.operands if value in made}
         if not is_view(call, trace):
             reads, writes = trace.reads_of(call), trace.writes_of(call)
             needs |= {written[memory] for memory in reads | writes if memory in written}
             for memory in writes:
                 needs |= read.pop(memory, set())
-                written[memory] = place
+                written[memory] = index
             for memory in reads - writes:
-                read.setdefault(memory, set()).add(place)
+                read.setdefault(memory, set()).add(index)
         if call.draws:
             generator = next((v for v in call.operands if trace.forms[v.number] is None), None)
-            needs.add(drawn.get(generator, place))
-            drawn[generator] = place
+            needs.add(drawn.get(generator, index))
+            drawn[generator] = index
         for value in call.results:
-            made.setdefault(value, place)
-        found.append(needs - {place})
-    return found
+            made.setdefault(value, index)
+        all_needs.append(needs - {index})
+    return all_needs
 
 
 def makers_of(trace: Trace) -> dict[Value, int]:
-    """Returns, by value, the place of the call that makes it."""
+    """Returns, by value, the index of the call that makes it."""
     makers: dict[Value, int] = {}
-    for place, call in enumerate(trace.calls):
+    for index, call in enumerate(trace.calls):
         for value in call.results:
             if value not in call.writes:
-                makers.setdefault(value, place)
+                makers.setdefault(value, index)
     return makers
 
 
 def with_needs(
-    places: Iterable[int], needs: list[set[int]], done: Container[int] = ()
+    indices: Iterable[int], needs: list[set[int]], done: Container[int] = ()
 ) -> list[int]:
-    """Returns `places` and the places of all calls that must come before, without `done`."""
-    open_ = list(places)
-    found = set(open_)
+    """Returns `indices` and the indices of all calls that must come before, without `done`."""
+    open_ = list(indices)
+    closure = set(open_)
     while open_:
-        new = {each for each in needs[open_.pop()] if each not in done} - found
-        found |= new
+        new = {index for index in needs[open_.pop()] if index not in done} - closure
+        closure |= new
         open_ += new
-    return sorted(found)
+    return sorted(closure)
 
 
 def live_bytes(trace: Trace) -> list[int]:
-    """Returns, by place, the bytes that are held while the call there runs.
+    """Returns, by index, the bytes that are held while the call there runs.
 
     It counts the results of calls. Each is held until its last use, and the operand of a collective
     until the wait for it. Tensors from outside the step are not counted.
@@ -100,7 +100,7 @@ def live_bytes(trace: Trace) -> list[int]:
 
 
 def last_uses(trace: Trace, *, sends: bool = False) -> dict[int, int]:
-    """Returns, by memory that the calls make, the place of its last use; of outputs, the end.
+    """Returns, by memory that the calls make, the index of its last use; of outputs, the end.
 
     If `sends`, the operand of a collective is in use until the wait for it.
     """
@@ -108,26 +108,26 @@ def last_uses(trace: Trace, *, sends: bool = False) -> dict[int, int]:
 
 
 def _lives(trace: Trace, *, sends: bool = True) -> dict[int, tuple[int, int]]:
-    """Returns, by memory, the places of its first and last use, in flight if `sends`."""
-    theirs = trace.given() | trace.memories(map(numbered, trace.kept))
-    found: dict[int, tuple[int, int]] = {}
+    """Returns, by memory, the indices of its first and last use, in flight if `sends`."""
+    theirs = trace.given() | trace.memories(map(numbered, trace.scratch))
+    lives: dict[int, tuple[int, int]] = {}
     sent: dict[int, set[int]] = {}
-    for place, call in enumerate(trace.calls):
+    for index, call in enumerate(trace.calls):
         used = trace.reads_of(call) | trace.writes_of(call)
         if call.collective:
             sent |= dict.fromkeys(trace.writes_of(call), trace.reads_of(call))
         if sends and call.is_wait:
-            used |= {memory for each in used for memory in sent.get(each, ())}
-        found |= {memory: (found.get(memory, (place,))[0], place) for memory in used - theirs}
-    for memory in found.keys() & trace.memories(values(trace.outputs)):
-        found[memory] = found[memory][0], len(trace.calls)
-    return found
+            used |= {memory for written in used for memory in sent.get(written, ())}
+        lives |= {memory: (lives.get(memory, (index,))[0], index) for memory in used - theirs}
+    for memory in lives.keys() & trace.memories(values(trace.outputs)):
+        lives[memory] = lives[memory][0], len(trace.calls)
+    return lives
 
 
 def held_bytes(call: Call, trace: Trace) -> int:
     """Returns the bytes of the operands and results of a collective, without buffers."""
     numbers = {value.number for value in (*call.operands, *call.results)}
-    return _bytes(numbers - trace.kept.keys(), trace)
+    return _bytes(numbers - trace.scratch.keys(), trace)
 
 
 def sent_bytes(call: Call, trace: Trace) -> int:

@@ -9,7 +9,7 @@ from shardcore.adapters import torch_private
 from shardcore.adapters.capture.trace.trace import Call, Number, Trace, Value, numbered
 
 
-def renamed(nest: Any, names: Mapping[Value, Value]) -> Any:
+def rename_values(nest: Any, names: Mapping[Value, Value]) -> Any:
     """Returns `nest` with its values replaced as `names` says."""
 
     def name(leaf: Any) -> Any:
@@ -20,7 +20,7 @@ def renamed(nest: Any, names: Mapping[Value, Value]) -> Any:
     return torch_private.tree_map(name, nest)
 
 
-def rewritten(trace: Trace, rewrite: Callable[[Call, Trace], Call | Value]) -> Trace:
+def rewrite_calls(trace: Trace, rewrite: Callable[[Call, Trace], Call | Value]) -> Trace:
     """Returns `trace` with each call replaced by what `rewrite` returns for it.
 
     Args:
@@ -29,31 +29,31 @@ def rewritten(trace: Trace, rewrite: Callable[[Call, Trace], Call | Value]) -> T
             that one. It returns the call, or in its place a value that is there already. Where the
             result is another value, the calls that follow read that one.
     """
-    found = trace.with_calls([])
+    new_trace = trace.with_calls([])
     names: dict[Value, Value] = {}
     for call in trace.calls:
-        made = rewrite(renamed_call(call, names), found)
+        made = rewrite(rename_call(call, names), new_trace)
         if isinstance(made, Call):
-            found.calls.append(made)
+            new_trace.calls.append(made)
         result = made.result if isinstance(made, Call) else made
         if isinstance(call.result, Value) and result != call.result:
             names[call.result] = result
-    found.outputs = renamed(trace.outputs, names)
-    found.share(names)
-    return found
+    new_trace.outputs = rename_values(trace.outputs, names)
+    new_trace.share(names)
+    return new_trace
 
 
-def renamed_call(call: Call, names: Mapping[Value, Value]) -> Call:
+def rename_call(call: Call, names: Mapping[Value, Value]) -> Call:
     """Returns `call` with its values replaced as `names` says."""
     if names.keys().isdisjoint((*call.operands, *call.results, *call.writes)):
         return call
-    args, kwargs, result, writes = renamed(
+    args, kwargs, result, writes = rename_values(
         (call.args, call.kwargs, call.result, call.writes), names
     )
     return attrs.evolve(call, args=args, kwargs=kwargs, result=result, writes=writes)
 
 
-def repeated(calls: Iterable[Call], names: dict[Value, Value], trace: Trace) -> list[Call]:
+def repeat_calls(calls: Iterable[Call], names: dict[Value, Value], trace: Trace) -> list[Call]:
     """Returns copies of `calls`, whose results are new values of `trace`.
 
     Args:
@@ -61,12 +61,12 @@ def repeated(calls: Iterable[Call], names: dict[Value, Value], trace: Trace) -> 
         names: By values that they read, the values to read instead. Their results are added.
         trace: The step.
     """
-    found = []
+    copies = []
     for call in calls:
         for value in call.results:
             if value not in names:
                 owner = numbered(trace.memory[value.number])
                 memory = None if owner is value else names.get(owner, owner).number
                 names[value] = trace.new(trace.form(value), memory)
-        found.append(renamed_call(call, names))
-    return found
+        copies.append(rename_call(call, names))
+    return copies

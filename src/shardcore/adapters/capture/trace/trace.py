@@ -19,7 +19,7 @@ class Value:
     There is one object for each number: passes compare values and look them up a million times.
 
     Args:
-        number: Its place in the order in which the recorder met them.
+        number: Its position in the order in which the recorder has seen the values.
     """
 
     number: int
@@ -82,7 +82,7 @@ class Form:
 
 
 def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))
+    return tuple(math.prod(shape[index + 1 :]) for index in range(len(shape)))
 
 
 # By number, the constants among the tensors from outside of a trace.
@@ -149,13 +149,13 @@ class Read:
     Args:
         value: The tensor.
         number: Its number; None if more than one was read.
-        place: The number of calls before.
+        index: The index in `calls` of the next call.
         line: The reader and its line of Python, for messages.
     """
 
     value: Value
     number: Any
-    place: int
+    index: int
     line: str
 
 
@@ -168,14 +168,14 @@ class Trace:
         inputs: The values of the batch, in order.
         outside: By number, the tensors and generators that no recorded call made: variables,
             constants.
-        found: By number, copies of the tensors in `outside` at their first use, unless large.
+        first_values: By number, copies of the small tensors in `outside` at their first use.
         reads: The values that were read on the host.
         memory: By number, the number of the value that owns the memory. Views share one.
         forms: By number, the form of a value; None for a generator.
         reshapes: Whether a tensor gets another shape, or other strides, in place: `forms` has the
             first.
         draws_on_host: Whether Python or NumPy drew random numbers.
-        kept: By number, buffers of the program: each run writes into them before it reads.
+        scratch: By number, buffers of the program: each run writes into them before it reads.
         outputs: The result of the step, tensors as `Value`.
         refusal: The reason why no program can be made of it; else empty.
         donated: The number of the first inputs that the first outputs replace, of which a run may
@@ -185,13 +185,13 @@ class Trace:
     calls: list[Call] = attrs.field(factory=list)
     inputs: list[Value] = attrs.field(factory=list)
     outside: dict[int, Any] = attrs.field(factory=dict)
-    found: dict[int, torch.Tensor] = attrs.field(factory=dict)
+    first_values: dict[int, torch.Tensor] = attrs.field(factory=dict)
     reads: list[Read] = attrs.field(factory=list)
     memory: list[int] = attrs.field(factory=list)
     forms: list[Form | None] = attrs.field(factory=list)
     reshapes: bool = False
     draws_on_host: bool = False
-    kept: dict[int, torch.Tensor] = attrs.field(factory=dict)
+    scratch: dict[int, torch.Tensor] = attrs.field(factory=dict)
     outputs: Any = None
     refusal: str = ""
     donated: int = 0
@@ -209,8 +209,8 @@ class Trace:
     @property
     def all_reduces(self) -> RecordedSums:
         """The all-reduces, in order."""
-        places = [place for place, call in enumerate(self.calls) if call.is_all_reduce]
-        return tuple(RecordedSum(self.form(self.calls[at].args[0]).bytes, at) for at in places)
+        indices = [index for index, call in enumerate(self.calls) if call.is_all_reduce]
+        return tuple(RecordedSum(self.form(self.calls[at].args[0]).bytes, at) for at in indices)
 
     def new(self, form: Form, memory: int | None = None) -> Value:
         """Adds a value for a call that a pass adds; its memory is new, or that of `memory`."""

@@ -47,18 +47,20 @@ def convert(source: Path, target: Path, max_shard_bytes: int | None = None) -> C
     if target.exists():
         raise CheckpointError(f"{str(target)!r} exists: remove it, or give another target.")
     write = writing.writer_of(target)
-    with reading.opened(source) as content, _lease_for(target):
-        kept, left_out = writing.fitting(content, target)
+    with reading.open_source(source) as content, _lease_for(target):
+        storable, left_out = writing.divide_storable(content, target)
         unfinished = target.with_name(f"{folders.UNFINISHED}{target.name}")
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
         try:
-            write(unfinished, target, attrs.evolve(content, variables=kept), max_shard_bytes)
+            write(unfinished, target, attrs.evolve(content, variables=storable), max_shard_bytes)
             _move(unfinished, target)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-    nbytes = sum(each.nbytes for each in kept)
-    return Converted(str(target), len(kept), nbytes, tuple(each.name for each in left_out))
+    nbytes = sum(variable.nbytes for variable in storable)
+    return Converted(
+        str(target), len(storable), nbytes, tuple(variable.name for variable in left_out)
+    )
 
 
 @contextmanager

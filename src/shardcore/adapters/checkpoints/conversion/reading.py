@@ -57,7 +57,7 @@ class Source:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Source]:
+def open_source(path: Path) -> Iterator[Source]:
     """Opens a source.
 
     Raises:
@@ -113,12 +113,12 @@ def _array(name: str, nbytes: int) -> memoryview:
 
 
 def _safetensors(paths: Iterable[Path], path: Path, stack: ExitStack) -> Source:
-    files = [stack.enter_context(safetensors.opened(each)) for each in paths]
-    found = [(name, file) for file in files for name in file.entries]
-    if not found:
+    files = [stack.enter_context(safetensors.open_file(part)) for part in paths]
+    pairs = [(name, file) for file in files for name in file.entries]
+    if not pairs:
         raise CheckpointError(f"{str(path)!r} has no .safetensors file with a tensor.")
-    _refuse_twice([name for name, _ in found], path)
-    return Source(tuple(_of_entry(name, file) for name, file in found))
+    _refuse_twice([name for name, _ in pairs], path)
+    return Source(tuple(_of_entry(name, file) for name, file in pairs))
 
 
 def _of_entry(name: str, file: safetensors.SafetensorsFile) -> Variable:
@@ -135,19 +135,19 @@ def _of_entry(name: str, file: safetensors.SafetensorsFile) -> Variable:
 
 def _weights(path: Path, stack: ExitStack) -> Source:
     """Opens weights of Keras: one file, or the files that a .weights.json lists."""
-    paths = [path] if path.suffix == ".h5" else [path.with_name(each) for each in _parts(path)]
+    paths = [path] if path.suffix == ".h5" else [path.with_name(name) for name in _parts(path)]
     try:
-        for each in paths:
-            regular.check(each)
-        files = [stack.enter_context(h5py.File(each, "r")) for each in paths]
-        datasets = (each for file in files for each in _datasets(file, set()))
-        found = list(islice(datasets, _DATASETS + 1))
-        if len(found) > _DATASETS:
+        for part in paths:
+            regular.check(part)
+        files = [stack.enter_context(h5py.File(part, "r")) for part in paths]
+        datasets = (pair for file in files for pair in _datasets(file, set()))
+        pairs = list(islice(datasets, _DATASETS + 1))
+        if len(pairs) > _DATASETS:
             raise CheckpointError(f"{str(path)!r} has more than {_DATASETS} variables.")
-        variables = tuple(_of_dataset(name, each) for name, each in found)
+        variables = tuple(_of_dataset(name, dataset) for name, dataset in pairs)
     except (OSError, KeyError, RuntimeError, TypeError, UnicodeError) as error:
         raise CheckpointError(f"{str(path)!r} is no file of Keras' weights: {error}") from None
-    _refuse_twice([name for name, _ in found], path)
+    _refuse_twice([name for name, _ in pairs], path)
     return Source(variables)
 
 
@@ -157,8 +157,12 @@ def _parts(path: Path) -> list[str]:
         content: Any = bounds.parse_json(
             regular.read(path, bounds.HEADER_BYTES), bounds.HEADER_BYTES
         )
-        found = content["weight_map"].values()
-        names = {name for each in found for name in ([each] if isinstance(each, str) else each)}
+        file_names = content["weight_map"].values()
+        names = {
+            name
+            for listed in file_names
+            for name in ([listed] if isinstance(listed, str) else listed)
+        }
         if all(isinstance(name, str) and Path(name).name == name for name in names):
             return sorted(names)
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:

@@ -56,8 +56,10 @@ def writer_of(target: Path) -> _Writer:
     return _sharded_safetensors
 
 
-def fitting(source: Source, target: Path) -> tuple[tuple[Variable, ...], tuple[Variable, ...]]:
-    """Returns the variables that the target gets, and those that its format cannot store.
+def divide_storable(
+    source: Source, target: Path
+) -> tuple[tuple[Variable, ...], tuple[Variable, ...]]:
+    """Divides the variables into those that the target can store, and the others.
 
     Keras' weight files have weights and the optimizer, under Keras' keys.
 
@@ -66,21 +68,25 @@ def fitting(source: Source, target: Path) -> tuple[tuple[Variable, ...], tuple[V
     """
     if not target.name.endswith((".weights.h5", ".weights.json")):
         return source.variables, ()
-    kept = [each for each in source.variables if each.group in ("model", "optimizer")]
-    for each in kept:
-        if "vars" not in each.name.split("/")[:-1]:
+    storable = [
+        variable for variable in source.variables if variable.group in ("model", "optimizer")
+    ]
+    for variable in storable:
+        if "vars" not in variable.name.split("/")[:-1]:
             raise CheckpointError(
-                f"Keras saves {each.name!r} ({each.path}) in another form, as weights of layers "
-                "with LoRA, quantized layers and torch modules: load the checkpoint into the "
-                "model, and call model.save_weights()."
+                f"Keras saves {variable.name!r} ({variable.path}) in another form, as weights of "
+                "layers with LoRA, quantized layers and torch modules: load the checkpoint into "
+                "the model, and call model.save_weights()."
             )
-    return tuple(kept), tuple(each for each in source.variables if each not in kept)
+    return tuple(storable), tuple(
+        variable for variable in source.variables if variable not in storable
+    )
 
 
 def _h5(folder: Path, target: Path, source: Source, _limit: int | None) -> None:
     with h5py.File(folder / target.name, "w") as file:
-        for each in source.variables:
-            _write(file, each)
+        for variable in source.variables:
+            _write(file, variable)
 
 
 def _write(file: Any, variable: Variable) -> None:
@@ -97,15 +103,15 @@ def _sharded_h5(folder: Path, target: Path, source: Source, limit: int | None) -
     """Writes Keras' sharded weights: several files, and the map from groups to them."""
     stem = target.name.removesuffix(".weights.json")
     groups: dict[str, list[str]] = {}
-    for number, part in enumerate(_divided(source.variables, limit)):
+    for number, part in enumerate(_divide(source.variables, limit)):
         name = f"{stem}_{number:05}.weights.h5"
         with h5py.File(folder / name, "w") as file:
-            for each in part:
-                _write(file, each)
-                names = groups.setdefault(f"/{each.name.rpartition('/')[0]}", [])
+            for variable in part:
+                _write(file, variable)
+                names = groups.setdefault(f"/{variable.name.rpartition('/')[0]}", [])
                 names[:] = dict.fromkeys([*names, name])
-    places = {key: n[0] if len(n) == 1 else n for key, n in groups.items()}
-    (folder / target.name).write_text(json.dumps(_map(source, places), indent=4))
+    files_of = {key: n[0] if len(n) == 1 else n for key, n in groups.items()}
+    (folder / target.name).write_text(json.dumps(_map(source, files_of), indent=4))
 
 
 def _safetensors(folder: Path, target: Path, source: Source, _limit: int | None) -> None:
@@ -114,38 +120,38 @@ def _safetensors(folder: Path, target: Path, source: Source, _limit: int | None)
 
 def _sharded_safetensors(folder: Path, target: Path, source: Source, limit: int | None) -> None:
     """Writes a folder of safetensors files with an index, as the Hugging Face hub has it."""
-    parts = list(_divided(source.variables, limit))
+    parts = list(_divide(source.variables, limit))
     if len(parts) == 1:
         _write_file(folder / "model.safetensors", parts[0])
         return
-    places: dict[str, str] = {}
+    files_of: dict[str, str] = {}
     for number, part in enumerate(parts, 1):
         name = f"model-{number:05}-of-{len(parts):05}.safetensors"
         _write_file(folder / name, part)
-        places |= dict.fromkeys((each.name for each in part), name)
-    text = json.dumps(_map(source, places), indent=2)
+        files_of |= dict.fromkeys((variable.name for variable in part), name)
+    text = json.dumps(_map(source, files_of), indent=2)
     (folder / "model.safetensors.index.json").write_text(text)
 
 
-def _map(source: Source, places: Mapping[str, object]) -> dict[str, object]:
-    """Returns what the map of several files says: in which of them each variable is."""
-    size = sum(each.nbytes for each in source.variables)
-    return {"metadata": {"total_size": size}, "weight_map": places}
+def _map(source: Source, files_of: Mapping[str, object]) -> dict[str, object]:
+    """Returns the weight map of several files: in which of them each variable is."""
+    size = sum(variable.nbytes for variable in source.variables)
+    return {"metadata": {"total_size": size}, "weight_map": files_of}
 
 
 def _checkpoint(folder: Path, target: Path, source: Source, _limit: int | None) -> None:
     file = _write_file(folder / _FILE, source.variables)
     variables = tuple(
         StoredVariable(
-            name=each.name,
-            path=each.path,
-            group=each.group,
-            dtype=each.dtype,
+            name=variable.name,
+            path=variable.path,
+            group=variable.group,
+            dtype=variable.dtype,
             layout="",
-            grid=Grid(each.shape, ((0,),) * len(each.shape)),
+            grid=Grid(variable.shape, ((0,),) * len(variable.shape)),
             files=(0,),
         )
-        for each in source.variables
+        for variable in source.variables
     )
     step = int(target.name.removeprefix("step-"))
     index = Index(step, "converted", {}, variables, (file,), source.state)
@@ -153,18 +159,18 @@ def _checkpoint(folder: Path, target: Path, source: Source, _limit: int | None) 
 
 
 def _write_file(path: Path, variables: Sequence[Variable]) -> StoredFile:
-    header = header_of((each.name, each.dtype, each.shape) for each in variables)
-    return safetensors.write(path, header, (each.read() for each in variables))
+    header = header_of((variable.name, variable.dtype, variable.shape) for variable in variables)
+    return safetensors.write(path, header, (variable.read() for variable in variables))
 
 
-def _divided(variables: Sequence[Variable], limit: int | None) -> Iterator[list[Variable]]:
+def _divide(variables: Sequence[Variable], limit: int | None) -> Iterator[list[Variable]]:
     """Yields the variables in parts of at most `limit` bytes; each has at least one variable."""
     part: list[Variable] = []
     size = 0
-    for each in variables:
-        if part and size + each.nbytes > (limit or _DEFAULT_SHARD):
+    for variable in variables:
+        if part and size + variable.nbytes > (limit or _DEFAULT_SHARD):
             yield part
             part, size = [], 0
-        part.append(each)
-        size += each.nbytes
+        part.append(variable)
+        size += variable.nbytes
     yield part

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from shardcore.adapters.engine.moves.steps import padded, wait
+from shardcore.adapters.engine.moves.steps import pad_to_size, wait
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.job.threads import check_thread
 from shardcore.adapters.torch_private import collectives
@@ -19,7 +19,7 @@ from shardcore.ports.world import World
 GATHERED_BYTES = 1 * 1024 * 1024
 
 
-def gathered_in_pieces(tensor: ShardedTensor, at_once: int = GATHERED_BYTES) -> torch.Tensor:
+def gather_in_pieces(tensor: ShardedTensor, at_once: int = GATHERED_BYTES) -> torch.Tensor:
     """Returns the full tensor of `tensor`, which is not partial, as a plain one.
 
     A collective on whole shards would hold a second full tensor: its result has the shards one
@@ -38,11 +38,13 @@ def gathered_in_pieces(tensor: ShardedTensor, at_once: int = GATHERED_BYTES) -> 
     target = Layout.replicated(world.mesh, form.ndim)
     with redistribution_scope(Move(tensor.part, form.shape, form.layout, target)):
         for piece in pieces(largest, most):
-            sent = padded(part[piece], math.prod(each.stop - each.start for each in piece))
+            sent = pad_to_size(
+                part[piece], math.prod(bounds.stop - bounds.start for bounds in piece)
+            )
             for axis in axes:
                 sent = wait(collectives.all_gather(sent, engine.groups[axis]), "all_gather")
-            for place, values in zip(held, sent.chunk(len(ranks)), strict=True):
-                view = full[place][piece]
+            for slices, values in zip(held, sent.chunk(len(ranks)), strict=True):
+                view = full[slices][piece]
                 view.copy_(values[: view.numel()].reshape(view.shape))
     return full.reshape(form.shape)
 
@@ -52,4 +54,4 @@ def _in_gathered_order(axes: Sequence[str], world: World, rank: int) -> list[int
     if not axes:
         return [rank]
     peers = world.peers(axes[-1], rank)
-    return [each for peer in peers for each in _in_gathered_order(axes[:-1], world, peer)]
+    return [source for peer in peers for source in _in_gathered_order(axes[:-1], world, peer)]

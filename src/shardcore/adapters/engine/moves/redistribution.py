@@ -34,7 +34,7 @@ class Redistribution:
     stages: tuple[_Stage, ...]
     shape: tuple[int, ...]  # the shape of the local shard after
     fill: int | None  # the neutral value, if this rank is one of those others
-    # If the steps apply to the tensor with its dims in another order, this one.
+    # The order of the dims in the steps; None for that of `form`.
     order: Order | None = None
     # The dims along which the values are equal, and which get sharded: the steps move them once.
     repeats: tuple[int, ...] = ()
@@ -61,9 +61,9 @@ class Redistribution:
         shape = tuple(1 if dim in repeats else size for dim, size in enumerate(form.shape))
         once = engine.form(shape, form.layout, form.dtype, form.device)
         axes = [axis for dim in repeats for axis in target.dim_axes(dim)]
-        found = cls.to(once, target.without(*axes), engine)
+        redistribution = cls.to(once, target.without(*axes), engine)
         local = target.local_shape(form.shape, engine.world.position)
-        stages = () if found is None else found.stages
+        stages = () if redistribution is None else redistribution.stages
         return cls(form, target, stages, local, None, repeats=repeats)
 
     @classmethod
@@ -78,15 +78,15 @@ class Redistribution:
         shape = tuple(form.shape[dim] for dim in order)
         layout = with_dims(form.layout, order)
         own = engine.evolved(form, shape=shape, strides=None, layout=layout)
-        found = cls.to(own, with_dims(target, order), engine)
-        return None if found is None else attrs.evolve(found, order=order)
+        redistribution = cls.to(own, with_dims(target, order), engine)
+        return None if redistribution is None else attrs.evolve(redistribution, order=order)
 
     def run(self, part: torch.Tensor, engine: Engine) -> torch.Tensor:
         """Returns the local shard in the new layout. All ranks call it together."""
         if any(step.kind != "slice" for _, steps in self.stages for step in steps):
             check_thread()
         with redistribution_scope(Move(part, self.form.shape, self.form.layout, self.target)):
-            part = self.as_in_memory(part)
+            part = self.to_step_order(part)
             for dim in self.repeats:
                 part = part.narrow(dim, 0, 1)
             for shape, steps in self.stages:
@@ -96,15 +96,15 @@ class Redistribution:
         if self.repeats:
             once = (1 if dim in self.repeats else size for dim, size in enumerate(self.shape))
             return part.reshape(*once).expand(self.shape)
-        part = self.as_asked(part.reshape(self.shape))
+        part = self.to_form_order(part.reshape(self.shape))
         return part if self.fill is None else torch.full_like(part, self.fill)
 
-    def as_in_memory(self, tensor: torch.Tensor) -> torch.Tensor:
+    def to_step_order(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns `tensor` with its dims in the order of the steps."""
         return tensor if self.order is None else tensor.permute(self.order)
 
-    def as_asked(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns `tensor`, whose dims are in the order of the steps, with its original order."""
+    def to_form_order(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns `tensor`, whose dims are in the order of the steps, with the dims of `form`."""
         if self.order is None:
             return tensor
         return tensor.permute(inverse(self.order))
@@ -112,9 +112,9 @@ class Redistribution:
 
 def _stages(form: Form, target: Layout, engine: Engine) -> tuple[_Stage, ...]:
     """Returns the stages to `target`, each with the shape of the local shard before."""
-    found = stages(form.layout, target, form.shape, form.dtype.itemsize, engine.costs)
+    planned = stages(form.layout, target, form.shape, form.dtype.itemsize, engine.costs)
     rank = engine.world.position
-    return tuple((each.layout.local_shape(each.shape, rank), each.steps) for each in found)
+    return tuple((stage.layout.local_shape(stage.shape, rank), stage.steps) for stage in planned)
 
 
 def in_layout(tensor: ShardedTensor, layout: Layout, copies: bool = False) -> ShardedTensor:
@@ -126,7 +126,7 @@ def in_layout(tensor: ShardedTensor, layout: Layout, copies: bool = False) -> Sh
     redistribution = Redistribution.to(tensor.form, layout, engine)
     if redistribution is None:
         return tensor
-    known = None if layout.partial else redistributed.find(tensor)
+    known = None if layout.partial else redistributed.find_copy(tensor)
     if known is not None:
         same = in_layout(known.tensor, layout, copies)
         if copies and same is known.tensor:
@@ -136,9 +136,9 @@ def in_layout(tensor: ShardedTensor, layout: Layout, copies: bool = False) -> Sh
     # For a new partial sum, one rank has the values of `tensor`, and the others zeros.
     if copies and layout.partial and part.data_ptr() == tensor.part.data_ptr():
         part = part.clone()
-    found = engine.sharded(part, redistribution.target, tensor.form.shape)
-    redistributed.note(tensor, found)
-    return found
+    copy = engine.sharded(part, redistribution.target, tensor.form.shape)
+    redistributed.note_copy(tensor, copy)
+    return copy
 
 
 def full(tensor: ShardedTensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from shardcore.adapters.capture.recording.places import place
+from shardcore.adapters.capture.recording.source_line import source_line
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.failure import heartbeats
 from shardcore.adapters.torch_private import collectives
@@ -15,7 +15,7 @@ from shardcore.domain.redistribution.plan import Step
 
 
 def wait(value: torch.Tensor, collective: str) -> torch.Tensor:
-    """Returns `value` after the collective of that name, which computes it, has finished.
+    """Waits for the collective, named `collective`, that computes `value`; returns `value`.
 
     Raises:
         RankMismatchError: If a rank did not come within the timeout of the process group.
@@ -23,7 +23,7 @@ def wait(value: torch.Tensor, collective: str) -> torch.Tensor:
     try:
         return collectives.wait(value)
     except RuntimeError as error:
-        late = heartbeats.timed_out(error, f"{collective} ({place()})")
+        late = heartbeats.timed_out(error, f"{collective} ({source_line()})")
         if late is None:
             raise
         raise late from error
@@ -36,12 +36,12 @@ def _slice(part: torch.Tensor, step: Step, engine: Engine) -> torch.Tensor:
 
 
 def _all_gather(part: torch.Tensor, step: Step, engine: Engine) -> torch.Tensor:
-    """Uneven shards are each sent in a buffer of the size of the largest."""
+    """Sends each uneven shard in a buffer of the size of the largest one."""
     assert step.source_dim is not None
     peers = engine.world.peers(step.axis)
     shapes = [step.source.local_shape(step.shape, peer) for peer in peers]
     sizes = [math.prod(shape) for shape in shapes]
-    buffer = padded(part, max(sizes))
+    buffer = pad_to_size(part, max(sizes))
     buffers = wait(collectives.all_gather(buffer, engine.groups[step.axis]), "all_gather")
     even = len(set(shapes)) == 1 and math.prod(shapes[0][: step.source_dim]) == 1
     if even and _is_sorted(peers):
@@ -49,8 +49,8 @@ def _all_gather(part: torch.Tensor, step: Step, engine: Engine) -> torch.Tensor:
         dims[step.source_dim] *= len(shapes)
         return buffers.reshape(dims)
     chunks = [
-        each[:size].reshape(shape)
-        for each, size, shape in zip(buffers.chunk(len(shapes)), sizes, shapes, strict=True)
+        chunk[:size].reshape(shape)
+        for chunk, size, shape in zip(buffers.chunk(len(shapes)), sizes, shapes, strict=True)
     ]
     return torch.cat(_in_axis_order(chunks, peers), dim=step.source_dim)
 
@@ -64,7 +64,7 @@ def _in_axis_order(chunks: Sequence[torch.Tensor], peers: Sequence[int]) -> list
     return [chunk for _, chunk in sorted(zip(peers, chunks, strict=True), key=lambda pair: pair[0])]
 
 
-def padded(part: torch.Tensor, size: int) -> torch.Tensor:
+def pad_to_size(part: torch.Tensor, size: int) -> torch.Tensor:
     """Returns the elements of `part`, padded with zeros to `size` elements."""
     flat = part.reshape(-1)
     if flat.numel() == size:
@@ -74,7 +74,7 @@ def padded(part: torch.Tensor, size: int) -> torch.Tensor:
 
 def _all_reduce(part: torch.Tensor, step: Step, engine: Engine) -> torch.Tensor:
     assert step.op is not None
-    started = collectives.all_reduce(part, _sent(step), engine.groups[step.axis])
+    started = collectives.all_reduce(part, _collective_op(step), engine.groups[step.axis])
     reduced = wait(started, "all_reduce")
     return reduced / step.source.mesh.axis_size(step.axis) if step.op == "avg" else reduced
 
@@ -84,62 +84,63 @@ def _all_to_all(part: torch.Tensor, step: Step, engine: Engine) -> torch.Tensor:
     sent = [part[step.part(rank, peer)] for peer in peers]
     shapes = [_shape(step.part(peer, rank)) for peer in peers]
     assert step.source_dim is not None
-    chunks = _swapped(sent, shapes, step, engine)
+    chunks = _send_and_receive(sent, shapes, step, engine)
     return torch.cat(_in_axis_order(chunks, peers), dim=step.source_dim)
 
 
-def _swapped(
+def _send_and_receive(
     sent: Sequence[torch.Tensor],
     shapes: Sequence[tuple[int, ...]],
     step: Step | Exchange,
     engine: Engine,
 ) -> list[torch.Tensor]:
-    """Sends one tensor to each rank of the group; returns the received ones, of these shapes."""
+    """Sends one tensor to each rank of the group; returns the received ones, in these shapes."""
     sizes = [math.prod(shape) for shape in shapes]
     received = collectives.all_to_all(
-        torch.cat([each.reshape(-1) for each in sent]),
+        torch.cat([tensor.reshape(-1) for tensor in sent]),
         sizes,
-        [each.numel() for each in sent],
+        [tensor.numel() for tensor in sent],
         engine.groups[step.axis],
     )
     pieces = torch.split(wait(received, "all_to_all"), sizes)
     return [piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
 
-def exchanged(part: torch.Tensor, exchange: Exchange, engine: Engine) -> torch.Tensor:
+def run_exchange(part: torch.Tensor, exchange: Exchange, engine: Engine) -> torch.Tensor:
     """Returns the elements that this rank wants, from all ranks along the axis."""
     mesh, dim = engine.world.mesh, exchange.dim
     own = mesh.position_along([exchange.axis], engine.world.position)
 
-    def part_for(place: int) -> torch.Tensor:
-        even = exchange.strided(own, place)
+    def part_for(coordinate: int) -> torch.Tensor:
+        even = exchange.strided(own, coordinate)
         if even is not None:
-            return _regular(part, dim, even)
-        found = [part.narrow(dim, e.start, e.stop - e.start) for e in exchange.sent(own, place)]
-        return torch.cat(found or [part.narrow(dim, 0, 0)], dim)
+            return _take_strided(part, dim, even)
+        slices = [
+            part.narrow(dim, e.start, e.stop - e.start) for e in exchange.sent(own, coordinate)
+        ]
+        return torch.cat(slices or [part.narrow(dim, 0, 0)], dim)
 
     if exchange.is_local:
         return part_for(own)
-    places = [
-        mesh.position_along([exchange.axis], peer) for peer in engine.world.peers(exchange.axis)
-    ]
+    peers = engine.world.peers(exchange.axis)
+    coordinates = [mesh.position_along([exchange.axis], peer) for peer in peers]
     turn, count = exchange.turns(own)
-    totals = [count * sum(size for owner, size in turn if owner == place) for place in places]
+    totals = [count * sum(size for owner, size in turn if owner == peer) for peer in coordinates]
     shapes = [(*part.shape[:dim], total, *part.shape[dim + 1 :]) for total in totals]
-    chunks = _swapped([part_for(place) for place in places], shapes, exchange, engine)
+    chunks = _send_and_receive([part_for(peer) for peer in coordinates], shapes, exchange, engine)
     if not turn:
         return chunks[0]
-    return _interleaved(dict(zip(places, chunks, strict=True)), turn, count, dim)
+    return _interleave(dict(zip(coordinates, chunks, strict=True)), turn, count, dim)
 
 
-def _regular(part: torch.Tensor, dim: int, slices: Strided) -> torch.Tensor:
+def _take_strided(part: torch.Tensor, dim: int, slices: Strided) -> torch.Tensor:
     """Returns slices of one dim as one tensor, by a view and at most one copy."""
     span = part.narrow(dim, slices.start, (slices.count - 1) * slices.step + slices.size)
     windows = span.unfold(dim, slices.size, slices.step)  # the elements of each are the last dim
     return windows.movedim(-1, dim + 1).flatten(dim, dim + 1)
 
 
-def _interleaved(
+def _interleave(
     chunks: Mapping[int, torch.Tensor], turn: Sequence[tuple[int, int]], count: int, dim: int
 ) -> torch.Tensor:
     """Returns the parts of chunks in the order of `count` turns.
@@ -156,20 +157,20 @@ def _interleaved(
 
 
 def _reduce_scatter(part: torch.Tensor, step: Step, engine: Engine) -> torch.Tensor:
-    """Uneven shards are each sent in a buffer of the size of the largest."""
+    """Sends each uneven shard in a buffer of the size of the largest one."""
     assert step.op is not None
     assert step.target_dim is not None
     peers, rank = engine.world.peers(step.axis), engine.world.position
-    places = [step.part(rank, peer) for peer in peers]
-    shapes = [_shape(place) for place in places]
+    targets = [step.part(rank, peer) for peer in peers]
+    shapes = [_shape(target) for target in targets]
     sizes = [math.prod(shape) for shape in shapes]
     even = len(set(shapes)) == 1 and math.prod(part.shape[: step.target_dim]) == 1
     if even and _is_sorted(peers):
         buffer = part.reshape(-1)
     else:
         size = max(sizes)
-        buffer = torch.cat([padded(part[place], size) for place in places])
-    started = collectives.reduce_scatter(buffer, _sent(step), engine.groups[step.axis])
+        buffer = torch.cat([pad_to_size(part[target], size) for target in targets])
+    started = collectives.reduce_scatter(buffer, _collective_op(step), engine.groups[step.axis])
     own = wait(started, "reduce_scatter")
     shape = _shape(step.part(rank, rank))
     reduced = own[: math.prod(shape)].reshape(shape)
@@ -181,16 +182,16 @@ STEPS: dict[str, Callable[[torch.Tensor, Any, Engine], torch.Tensor]] = {
     "all_gather": _all_gather,
     "all_reduce": _all_reduce,
     "all_to_all": _all_to_all,
-    "exchange": exchanged,
+    "exchange": run_exchange,
     "reduce_scatter": _reduce_scatter,
 }
 
 
-def _sent(step: Step) -> str:
-    """Returns the reduction that the collective runs: gloo has no average, so it sums."""
+def _collective_op(step: Step) -> str:
+    """Returns the reduction of the collective: gloo has no average, so the ranks sum."""
     assert step.op is not None
     return "sum" if step.op == "avg" else step.op
 
 
 def _shape(part: tuple[slice, ...]) -> tuple[int, ...]:
-    return tuple(each.stop - each.start for each in part)
+    return tuple(bounds.stop - bounds.start for bounds in part)

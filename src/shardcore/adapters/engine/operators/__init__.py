@@ -33,10 +33,12 @@ def _item(operator: Operator, tensor: ShardedTensor) -> Any:
 
 def _equal(operator: Operator, one: torch.Tensor, other: torch.Tensor) -> bool:
     """Runs `torch.equal` on full tensors."""
-    for each in (one, other):
-        if isinstance(each, ShardedTensor):
-            each.meet_to_read()
-    one, other = (full(each) if isinstance(each, ShardedTensor) else each for each in (one, other))
+    for tensor in (one, other):
+        if isinstance(tensor, ShardedTensor):
+            tensor.meet_to_read()
+    one, other = (
+        full(tensor) if isinstance(tensor, ShardedTensor) else tensor for tensor in (one, other)
+    )
     return bool(operator(one, other))
 
 
@@ -64,17 +66,21 @@ _OTHERS: dict[Any, Handler] = {
     ),
 }
 _PLANNERS = [
-    each.PLANNERS
-    for each in (
+    module.PLANNERS
+    for module in (
         attention, pointwise, views, slicing, reductions, composed, scans, matmul, lookups, losses,
         layers, pools, recurrent, fourier,
     )
 ]  # fmt: skip
 _HANDLERS = [
     _OTHERS,
-    *(each.HANDLERS for each in (pointwise, reductions, lookups, random, fourier)),
+    *(module.HANDLERS for module in (pointwise, reductions, lookups, random, fourier)),
 ]
-PLANNERS: dict[Any, Planner] = {each: table[each] for table in _PLANNERS for each in table}
-HANDLERS: dict[Any, Handler] = {each: table[each] for table in _HANDLERS for each in table}
+PLANNERS: dict[Any, Planner] = {
+    operator: table[operator] for table in _PLANNERS for operator in table
+}
+HANDLERS: dict[Any, Handler] = {
+    operator: table[operator] for table in _HANDLERS for operator in table
+}
 _COUNT = sum(map(len, (*_PLANNERS, *_HANDLERS)))
 assert len(PLANNERS | HANDLERS) == _COUNT, "one operator has two entries"

@@ -12,7 +12,7 @@ from shardcore.adapters.engine.writes import (
     is_alike,
     reduce_in_place,
     run_full_and_store,
-    shard_beside,
+    shard_like,
     write_through,
 )
 from shardcore.adapters.torch_private import is_fused, tree_map_only, writes_first, written_operands
@@ -22,14 +22,14 @@ from shardcore.domain.rules.rule import fits
 
 
 def on_list(operator: Operator, *args: Any, **kwargs: Any) -> Any:
-    """Runs `_foreach_add(tensors, ...)` and similar on the tensors at each place of the lists."""
+    """Runs `_foreach_add(tensors, ...)` and similar on the tensors at each index of the lists."""
     if operator == torch_private.LIST_NORM:
         return _norms(*args, **kwargs)
     if not writes_first(operator):
-        return _made(operator, args, kwargs)
-    if any(isinstance(each, ShardedTensor) and each.copied is not None for each in args[0]):
+        return _run_out_of_place(operator, args, kwargs)
+    if any(isinstance(tensor, ShardedTensor) and tensor.copied is not None for tensor in args[0]):
         for at in range(len(args[0])):
-            _write(operator, tuple(_only(at, each, len(args[0])) for each in args), kwargs)
+            _write(operator, tuple(_at_index(at, arg, len(args[0])) for arg in args), kwargs)
     else:
         _write(operator, args, kwargs)
     return None
@@ -39,29 +39,31 @@ def _norms(tensors: list[Any], order: float = 2, dtype: torch.dtype | None = Non
     """Returns the norm of each tensor, for gradient clipping; the usual norms by one reduction."""
     norms: list[Any] = [None] * len(tensors)
     alike: dict[Any, list[int]] = {}
-    for at, each in enumerate(tensors):
-        if isinstance(each, ShardedTensor) and order == 2 and each.form.dtype.is_floating_point:
-            norms[at] = squares(each, dtype or each.form.dtype)
+    for at, tensor in enumerate(tensors):
+        if isinstance(tensor, ShardedTensor) and order == 2 and tensor.form.dtype.is_floating_point:
+            norms[at] = squares(tensor, dtype or tensor.form.dtype)
             alike.setdefault((norms[at].form.layout, norms[at].dtype), []).append(at)
         else:
-            norms[at] = torch.linalg.vector_norm(each, order, dtype=dtype)
-    for places in alike.values():
-        totals = [norms[at] for at in places]
+            norms[at] = torch.linalg.vector_norm(tensor, order, dtype=dtype)
+    for indices in alike.values():
+        totals = [norms[at] for at in indices]
         if totals[0].form.is_pending:
             totals = reduced(torch.stack(totals)).unbind()
-        for at, total in zip(places, totals, strict=True):
+        for at, total in zip(indices, totals, strict=True):
             norms[at] = total.sqrt().to(dtype or tensors[at].dtype)
     return norms
 
 
-def _made(operator: Operator, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Any]:
+def _run_out_of_place(
+    operator: Operator, args: tuple[object, ...], kwargs: dict[str, object]
+) -> list[Any]:
     """Returns the results of `operator`, each in the layout of one of its operands."""
-    lists = [each for each in args if isinstance(each, list | tuple) and each]
-    tensors = [each for each in lists if isinstance(each[0], torch.Tensor)]
+    lists = [arg for arg in args if isinstance(arg, list | tuple) and arg]
+    tensors = [operand for operand in lists if isinstance(operand[0], torch.Tensor)]
     # The results get the layout of the largest sharded operand, else of the first one.
     targets = [
-        reduced(max(each, key=lambda one: (isinstance(one, ShardedTensor), one.ndim)))
-        for each in zip(*tensors, strict=True)
+        reduced(max(row, key=lambda one: (isinstance(one, ShardedTensor), one.ndim)))
+        for row in zip(*tensors, strict=True)
     ]
     operands = (zip(operand, targets, strict=True) for operand in tensors)
     if not all(fits(tensor.shape, target.shape) for pairs in operands for tensor, target in pairs):
@@ -69,12 +71,12 @@ def _made(operator: Operator, args: tuple[object, ...], kwargs: dict[str, object
             f"{operator} does not keep the shapes of its tensors, and cannot run on a list of "
             "sharded tensors: call the operator on each tensor."
         )
-    found = operator(*(_local_operand(each, targets) for each in args), **kwargs)
+    outputs = operator(*(_local_operand(arg, targets) for arg in args), **kwargs)
     return [
         target.engine.sharded(part, target.form.layout, target.form.shape, target.form.weight)
         if isinstance(target, ShardedTensor)
         else part
-        for part, target in zip(found, targets, strict=True)
+        for part, target in zip(outputs, targets, strict=True)
     ]
 
 
@@ -87,34 +89,36 @@ def _write(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         write_through(first, lambda view: operator([view], *plain, **kwargs))
         return
     written = [
-        each for each in written_operands(operator, args, kwargs) if isinstance(each, ShardedTensor)
+        target
+        for target in written_operands(operator, args, kwargs)
+        if isinstance(target, ShardedTensor)
     ]
     if is_fused(operator) and not _are_alike(args):
         run_full_and_store(operator, *args, **kwargs)
         return
     for target in written:
         reduce_in_place(target)
-    operands = [_local_operand(each, targets) for each in args]
+    operands = [_local_operand(arg, targets) for arg in args]
     if is_fused(operator):  # it expects gradients with the strides of its targets
-        operands[1] = [each.contiguous() for each in operands[1]]
-    operator(*operands, **{name: _local_operand(each, targets) for name, each in kwargs.items()})
+        operands[1] = [gradient.contiguous() for gradient in operands[1]]
+    operator(*operands, **{name: _local_operand(arg, targets) for name, arg in kwargs.items()})
     for target in written:
         target.memory.writes += 1
 
 
 def _are_alike(args: tuple[object, ...]) -> bool:
     """Returns whether moments and sums of a fused operator have the layouts of its variables."""
-    variables, _gradients, *kept = (each for each in args if isinstance(each, list | tuple))
-    pairs = ((one, other) for each in kept for one, other in zip(variables, each, strict=False))
+    variables, _gradients, *states = (arg for arg in args if isinstance(arg, list | tuple))
+    pairs = (pair for moments in states for pair in zip(variables, moments, strict=False))
     return all(
-        isinstance(other, ShardedTensor) and is_alike(one, other)
-        for one, other in pairs
-        if isinstance(one, ShardedTensor) and other.ndim
+        isinstance(moment, ShardedTensor) and is_alike(variable, moment)
+        for variable, moment in pairs
+        if isinstance(variable, ShardedTensor) and moment.ndim
     )
 
 
-def _only(at: int, operand: object, count: int) -> Any:
-    """Returns, of a list of `count`, a list with the element at `at`."""
+def _at_index(at: int, operand: object, count: int) -> Any:
+    """Returns the list of the one element at `at`, if `operand` is a list of `count` elements."""
     if isinstance(operand, list | tuple) and len(operand) == count:
         return [operand[at]]
     return operand
@@ -124,11 +128,13 @@ def _local_operand(operand: object, targets: list[Any]) -> Any:
     if isinstance(operand, ShardedTensor):
         return full(operand)
     if isinstance(operand, list | tuple) and operand and isinstance(operand[0], torch.Tensor):
-        return [_met(each, target) for each, target in zip(operand, targets, strict=True)]
+        return [
+            _local_value(tensor, target) for tensor, target in zip(operand, targets, strict=True)
+        ]
     return operand
 
 
-def _met(value: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+def _local_value(value: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     if isinstance(target, ShardedTensor):
-        return target.part if value is target else shard_beside(value, target)
+        return target.part if value is target else shard_like(value, target)
     return full(value) if isinstance(value, ShardedTensor) else value

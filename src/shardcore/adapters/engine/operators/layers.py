@@ -37,7 +37,7 @@ def _convolution(
         local_bias = added[0] if added else None
         return (operator(x, weight, local_bias, *how, _groups(channels, x)),)
 
-    operands = [each for each in (inputs, kernel, bias) if each is not None]
+    operands = [operand for operand in (inputs, kernel, bias) if operand is not None]
     # The cost of a partial sum: as many elements as the output has at a stride of one.
     size = (inputs.shape[0], groups * channels.per_output, *inputs.shape[2:])
     return Task(rule, operands, call, (size,), orders=[order_of(inputs)])
@@ -62,10 +62,10 @@ def _convolution_backward(
             # the rows of a rank where one device has more.
             weight = weight.contiguous()
         sizes = None if biases is None else [grad.shape[1]]
-        found: Sequence[torch.Tensor | None] = operator(
+        gradients: Sequence[torch.Tensor | None] = operator(
             grad, x, weight, sizes, *how, _groups(channels, x), mask
         )
-        return found
+        return gradients
 
     shapes = tuple(inputs.shape), tuple(kernel.shape), (gradient.shape[1],)
     sums = tuple(shape if wanted else (0,) for shape, wanted in zip(shapes, mask, strict=True))
@@ -131,20 +131,22 @@ def _are_rows(tensor: Operand, indices: Sequence[Any], values: Operand) -> bool:
     """Returns whether the first dims have indices with as many numbers as there are values."""
     shape = (values.shape[0] if values.ndim else 0, *tensor.shape[len(indices) :])
     return values.shape == shape and all(
-        each is not None and each.shape == shape[:1] and each.dtype not in (torch.bool, torch.uint8)
-        for each in indices
+        index is not None
+        and index.shape == shape[:1]
+        and index.dtype not in (torch.bool, torch.uint8)
+        for index in indices
     )
 
 
 def _index(_operator: Operator, tensor: Operand, indices: Sequence[Any]) -> Task | None:
     """Plans `index` if adjacent dims have indices of numbers of one shape."""
-    given = [place for place, each in enumerate(indices) if each is not None]
-    found = [indices[place] for place in given]
-    adjacent = given == list(range(given[0], given[0] + len(given)))
-    numbers = all(each.dtype not in (torch.bool, torch.uint8) for each in found)
-    if not adjacent or not numbers or len({each.shape for each in found}) > 1:
+    dims = [dim for dim, index in enumerate(indices) if index is not None]
+    given = [indices[dim] for dim in dims]
+    adjacent = dims == list(range(dims[0], dims[0] + len(dims)))
+    numbers = all(index.dtype not in (torch.bool, torch.uint8) for index in given)
+    if not adjacent or not numbers or len({index.shape for index in given}) > 1:
         return None
-    return Task(lookups.index(tensor.ndim, given[0], len(given), found[0].ndim), (tensor, *found))
+    return Task(lookups.index(tensor.ndim, dims[0], len(dims), given[0].ndim), (tensor, *given))
 
 
 def _im2col(_operator: Operator, images: Operand, window: Sequence[int], *_numbers: object) -> Task:

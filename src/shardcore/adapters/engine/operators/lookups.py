@@ -48,8 +48,8 @@ def _own_rows(
 
     def compute(parts: Parts) -> Sequence[torch.Tensor]:
         rows, wanted, own = parts
-        here, place = _places(wanted, own)
-        return (operator(rows, place).masked_fill(~here.unsqueeze(-1), 0),)
+        is_here, index = _find_in(wanted, own)
+        return (operator(rows, index).masked_fill(~is_here.unsqueeze(-1), 0),)
 
     rule = lookups.embedding_of_rows(indices.ndim)
     shape = (*indices.shape, *table.shape[1:])
@@ -66,7 +66,7 @@ def _embedding_backward(
 
 
 def _layer_norm(_operator: Operator, x: Operand, shape: Sequence[int], *args: object) -> Task:
-    given = [each for each in args if isinstance(each, Operand)]  # weight and bias
+    given = [arg for arg in args if isinstance(arg, Operand)]  # weight and bias
     rule = basic.layer_norm(x.ndim - len(shape), len(shape), len(given))
     return Task(rule, (x, *given), orders=[order_of(x)])
 
@@ -75,7 +75,7 @@ def _layer_norm_backward(
     operator: Operator, gradient: Operand, x: Operand, shape: Sequence[int], *args: object
 ) -> Task:
     # Mean and deviation, or the root of the mean square; weight and bias, if they are given.
-    moments_and_given = [each for each in args if isinstance(each, Operand)]
+    moments_and_given = [arg for arg in args if isinstance(arg, Operand)]
     moments = 1 if operator is unnamed_operators.RMS_NORM_BACKWARD else 2
     given = len(moments_and_given) - moments
     rule = basic.layer_norm_backward(x.ndim - len(shape), len(shape), given, moments)
@@ -99,10 +99,12 @@ def _gather(
     _operator: Operator, tensor: Operand, dim: int, *args: object, **_kwargs: object
 ) -> Task | None:
     """Plans `gather(tensor, dim, index)`, `scatter(tensor, dim, index, source)`, `scatter_add`."""
-    operands = [tensor, *(each for each in args if isinstance(each, Operand))]
-    if not all(each.ndim for each in operands):
+    operands = [tensor, *(arg for arg in args if isinstance(arg, Operand))]
+    if not all(operand.ndim for operand in operands):
         return None
-    return Task(lookups.gather(dim % tensor.ndim, *(each.shape for each in operands)), operands)
+    return Task(
+        lookups.gather(dim % tensor.ndim, *(operand.shape for operand in operands)), operands
+    )
 
 
 def _nll_loss(
@@ -119,23 +121,23 @@ def _nll_loss(
 
     def call(parts: Parts) -> Sequence[torch.Tensor]:
         x, classes, *weights = parts
-        found: Sequence[torch.Tensor] = operator(
+        outputs: Sequence[torch.Tensor] = operator(
             x, classes, weights[0] if weights else None, local, ignored
         )
-        return found
+        return outputs
 
     def call_on_classes(parts: Parts) -> Sequence[torch.Tensor]:
         x, classes, numbers, *weights = parts
-        here, place = _places(classes, numbers)
+        is_here, index = _find_in(classes, numbers)
         counts = classes != ignored
-        found = -x.gather(1, place.unsqueeze(1)).squeeze(1)
+        losses = -x.gather(1, index.unsqueeze(1)).squeeze(1)
         own = counts.to(x.dtype)
         if weights:
-            found = found * weights[0][place]
-            own = weights[0][place].where(here & counts, 0)
+            losses = losses * weights[0][index]
+            own = weights[0][index].where(is_here & counts, 0)
         unknown = counts & ((classes < 0) | (classes >= inputs.shape[1]))
-        found = found.where(here & counts, 0).masked_fill(unknown, torch.nan)
-        return (found if local == _NONE else found.sum(), own.sum())
+        losses = losses.where(is_here & counts, 0).masked_fill(unknown, torch.nan)
+        return (losses if local == _NONE else losses.sum(), own.sum())
 
     numbers, weights = _numbers(inputs), [] if weight is None else [weight]
     rule = lookups.nll_loss(inputs.ndim, weight is not None, local == _SUM, bool(numbers))
@@ -165,11 +167,11 @@ def _nll_loss_backward(
 
     def call_on_classes(parts: Parts) -> Sequence[torch.Tensor]:
         grad, x, classes, full_total, numbers, *weights = parts
-        each = grad / full_total if reduction == _MEAN else grad
-        here, place = _places(classes, numbers)
-        each = -each * weights[0][place] if weights else -each
-        each = each.where(here & (classes != ignored), 0).to(x.dtype)
-        return (torch.zeros_like(x).scatter_(1, place.unsqueeze(1), each.unsqueeze(1)),)
+        row_grad = grad / full_total if reduction == _MEAN else grad
+        is_here, index = _find_in(classes, numbers)
+        row_grad = -row_grad * weights[0][index] if weights else -row_grad
+        row_grad = row_grad.where(is_here & (classes != ignored), 0).to(x.dtype)
+        return (torch.zeros_like(x).scatter_(1, index.unsqueeze(1), row_grad.unsqueeze(1)),)
 
     numbers, weights = _numbers(inputs), [] if weight is None else [weight]
     is_reduced = reduction != _NONE
@@ -178,13 +180,13 @@ def _nll_loss_backward(
     return run_rule(operator, rule, operands, call_on_classes if numbers else call)[0]
 
 
-def _places(wanted: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _find_in(wanted: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns whether each of `wanted` is in the sorted `numbers`, and its index, arbitrary if not.
 
     A rank has several pieces of a dim that is sharded within its segments.
     """
-    place = torch.searchsorted(numbers, wanted.to(numbers.dtype)).clamp(max=len(numbers) - 1)
-    return numbers[place] == wanted, place
+    index = torch.searchsorted(numbers, wanted.to(numbers.dtype)).clamp(max=len(numbers) - 1)
+    return numbers[index] == wanted, index
 
 
 def _numbers(inputs: torch.Tensor) -> list[torch.Tensor]:

@@ -10,50 +10,50 @@ from shardcore.adapters.engine.plans.task import Handler, Operator, Planner, Tas
 _NONE, _MEAN = 0, 1  # the numbers by which torch names a reduction; any other is a sum
 
 
-def _loss(place: int) -> Planner:
-    """Returns a planner of a loss; its reduction is at `place` of the arguments."""
+def _loss(position: int) -> Planner:
+    """Returns a planner of a loss; its reduction is at `position` of the arguments."""
 
-    def reduced(operator: Operator, *args: object) -> Any:
-        found = operator(*_each(args, place))
-        return found.mean() if _reduction(args, place) == _MEAN else found.sum()
+    def compute(operator: Operator, *args: object) -> Any:
+        losses = operator(*_unreduced_args(args, position))
+        return losses.mean() if _reduction(args, position) == _MEAN else losses.sum()
 
-    return _planner(place, reduced)
+    return _planner(position, compute)
 
 
-def _loss_backward(place: int) -> Planner:
-    """Returns a planner of the gradient of a loss; its reduction is at `place` of the arguments.
+def _loss_backward(position: int) -> Planner:
+    """Returns a planner of the gradient of a loss; its reduction is at `position` of the arguments.
 
     torch divides the gradient of a mean by the number of elements that it sees: those of one rank.
     """
 
-    def of_all(operator: Operator, *args: object) -> torch.Tensor:
-        gradient, inputs, *rest = _each(args, place)
-        if _reduction(args, place) == _MEAN:
+    def compute(operator: Operator, *args: object) -> torch.Tensor:
+        gradient, inputs, *rest = _unreduced_args(args, position)
+        if _reduction(args, position) == _MEAN:
             gradient = gradient / inputs.numel()
-        found: torch.Tensor = operator(gradient.expand(inputs.shape), inputs, *rest)
-        return found
+        of_inputs: torch.Tensor = operator(gradient.expand(inputs.shape), inputs, *rest)
+        return of_inputs
 
-    return _planner(place, of_all)
+    return _planner(position, compute)
 
 
-def _planner(place: int, reduce: Handler) -> Planner:
+def _planner(position: int, reduce: Handler) -> Planner:
     def plan(operator: Operator, *args: object) -> Task | Handler | None:
-        if _reduction(args, place) == _NONE:
+        if _reduction(args, position) == _NONE:
             return pointwise.plan(operator, *args)
         return reduce
 
     return plan
 
 
-def _reduction(args: tuple[Any, ...], place: int) -> int:
-    found: int = args[place] if len(args) > place else _MEAN
-    return found
+def _reduction(args: tuple[Any, ...], position: int) -> int:
+    reduction: int = args[position] if len(args) > position else _MEAN
+    return reduction
 
 
-def _each(args: tuple[object, ...], place: int) -> list[Any]:
-    """Returns the arguments for a value of each element; what is left out is None."""
-    given = [*args, *[None] * (place + 1 - len(args))]
-    given[place] = _NONE
+def _unreduced_args(args: tuple[object, ...], position: int) -> list[Any]:
+    """Returns the arguments of the loss without a reduction; omitted ones are None."""
+    given = [*args, *[None] * (position + 1 - len(args))]
+    given[position] = _NONE
     return given
 
 

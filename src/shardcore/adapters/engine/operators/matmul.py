@@ -13,8 +13,8 @@ def _product(operands: str, result: str) -> Planner:
     """Plans a product of the last two tensors of a call; one before them is added."""
 
     def plan(_operator: Operator, *args: object, **_kwargs: object) -> Task | None:
-        given = [each for each in args if isinstance(each, Operand)]
-        rule, shape = basic.product(operands, result, *(each.shape for each in given))
+        given = [arg for arg in args if isinstance(arg, Operand)]
+        rule, shape = basic.product(operands, result, *(operand.shape for operand in given))
         if not all(fits(added.shape, shape) for added in given[:-2]):
             return None  # torch's error names the shapes of full operands
         linear_in = () if given[2:] else _linear_in(given, shape)
@@ -29,11 +29,11 @@ def _linear_in(operands: Sequence[Operand], shape: tuple[int, ...]) -> list[int]
     The gradient of a weight is reduced with others, at the end of the backward pass. A product
     with a weight stays partial if it is no larger.
     """
-    with_weight = any(each.form.weight for each in operands)
+    with_weight = any(operand.form.weight for operand in operands)
     return [
-        place
-        for place, each in enumerate(operands)
-        if not with_weight or prod(shape) <= each.numel()
+        position
+        for position, operand in enumerate(operands)
+        if not with_weight or prod(shape) <= operand.numel()
     ]
 
 

@@ -35,23 +35,23 @@ _ADDING = by_operator({"add.Tensor sub.Tensor": (0, 1), "where.self": (1, 2)})
 
 def plan(operator: Operator, *args: object, **kwargs: object) -> Task | None:
     """Plans a sharding of the result's dims; operands of fewer dims or of size 1 are broadcast."""
-    if any(isinstance(each, list) for each in args):
+    if any(isinstance(arg, list) for arg in args):
         return None
-    operands = [each for each in (*args, *kwargs.values()) if isinstance(each, Operand)]
+    operands = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Operand)]
     # The buffer of `log_sigmoid` is empty on CUDA.
     if not have_common_shape([operand.shape for operand in operands if 0 not in operand.shape]):
         return None  # torch's error names the shapes of full operands
     results = torch_private.number_of_results(operator)
-    sharding = _alike(operands, results)
+    sharding = _common_sharding(operands, results)
     return Task(
-        basic.elementwise([each.shape for each in operands], results),
+        basic.elementwise([operand.shape for operand in operands], results),
         operands,
         linear_in=_linear_in(operator, operands, args),
         adds=_adds(operator, operands),
         of_weights=len(operands) == 1
-        or (sharding is not None and all(each.ndim for each in operands)),
+        or (sharding is not None and all(operand.ndim for operand in operands)),
         scales=torch_private.aten_name(operator) == "mul"
-        and not any(each.form.repeats for each in operands),
+        and not any(operand.form.repeats for operand in operands),
         orders=_orders(operator, operands, **kwargs),
         layouts=sharding,
     )
@@ -61,29 +61,29 @@ def _linear_in(operator: Operator, operands: Sequence[Operand], args: Args) -> S
     """Returns the operands of the result's size, which may be scaled before a reduction."""
     if operator not in _SCALING:
         return ()
-    numbers = [each for each in args if not isinstance(each, Operand)]
+    numbers = [arg for arg in args if not isinstance(arg, Operand)]
     if operator in (aten.div.Scalar, aten.div.Tensor):
         # Partial values of both signs divided by zero would sum to nan; the right sum is infinite.
         scales = isinstance(args[0], Operand) and 0 not in numbers
     else:
         scales = all(map(cmath.isfinite, numbers))
-    largest = max(each.numel() for each in operands)
-    places = [
-        place
-        for place in _SCALING[operator]
-        if place < len(operands) and operands[place].numel() == largest
+    largest = max(operand.numel() for operand in operands)
+    positions = [
+        position
+        for position in _SCALING[operator]
+        if position < len(operands) and operands[position].numel() == largest
     ]
-    return places if scales else ()
+    return positions if scales else ()
 
 
 def _adds(operator: Operator, operands: Sequence[Operand]) -> Sequence[int]:
     """Returns the operands that are added, if a partial one is as large as the result."""
-    places = _ADDING.get(operator, ())
-    largest = max(each.numel() for each in operands)
-    if len(operands) <= max(places, default=0):
+    positions = _ADDING.get(operator, ())
+    largest = max(operand.numel() for operand in operands)
+    if len(operands) <= max(positions, default=0):
         return ()  # of a tensor and a number
-    pending = [each for each in operands if each.form.layout.partial]
-    return places if all(each.numel() == largest for each in pending) else ()
+    pending = [operand for operand in operands if operand.form.layout.partial]
+    return positions if all(operand.numel() == largest for operand in pending) else ()
 
 
 def _orders(
@@ -91,7 +91,7 @@ def _orders(
 ) -> list[Order | None]:
     """Returns the requested memory order, else that of the largest operand, as in torch."""
     if memory_format in (None, torch.preserve_format):
-        order = order_of(max(operands, key=lambda each: (each.numel(), each.ndim)))
+        order = order_of(max(operands, key=lambda operand: (operand.numel(), operand.ndim)))
     else:
         order = _ORDERS.get(memory_format)
     return [order] * torch_private.number_of_results(operator)
@@ -100,21 +100,21 @@ def _orders(
 _ORDERS = {torch.channels_last: (0, 2, 3, 1), torch.channels_last_3d: (0, 2, 3, 4, 1)}
 
 
-def _alike(operands: Sequence[Operand], results: int) -> Sharding | None:
+def _common_sharding(operands: Sequence[Operand], results: int) -> Sharding | None:
     """Returns the common layout of all operands but numbers, which the results get."""
-    sized = [each for each in operands if each.ndim or not each.form.is_replicated]
+    sized = [operand for operand in operands if operand.ndim or not operand.form.is_replicated]
     if not sized:
         return None
     shape, layout = sized[0].shape, sized[0].form.layout
-    if any(each.shape != shape or each.form.layout != layout for each in sized):
+    if any(operand.shape != shape or operand.form.layout != layout for operand in sized):
         return None
     if layout.partial and len(sized) < len(operands):
         return None
-    given = (each.form.layout.reduced for each in operands)
+    given = (operand.form.layout.reduced for operand in operands)
     return Sharding.of(given, [layout.reduced] * results, shape)
 
 
-def _converted(
+def _convert(
     operator: Operator, tensor: Operand, dtype: torch.dtype | None = None, **kwargs: object
 ) -> Task | None:
     """Plans `tensor.to(dtype)`: a partial tensor stays partial if no precision is lost."""
@@ -159,7 +159,7 @@ def _new(operator: Operator, tensor: ShardedTensor, *numbers: object, **kwargs: 
 
 
 PLANNERS: dict[Any, Planner] = {
-    torch_private.TO_COPY: _converted,
+    torch_private.TO_COPY: _convert,
     **by_operator({"zeros_like ones_like empty_like full_like": _like}),
 }
 HANDLERS: dict[Any, Handler] = by_operator(

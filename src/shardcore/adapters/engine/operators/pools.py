@@ -24,7 +24,7 @@ from shardcore.domain.rules import layers
 
 def _average(operator: Operator, *args: Any) -> Task:
     """Plans `avg_pool2d(image, window, ...)`, and its gradient, whose first operand is pooled."""
-    *gradient, image = (each for each in args if isinstance(each, Operand))
+    *gradient, image = (arg for arg in args if isinstance(arg, Operand))
     numbers = args[len(gradient) + 1 :]
     windows = _windows(operator, image, *numbers[:3])
     return _sharded(operator, args, windows, pooled=(0,) if gradient else ())
@@ -39,7 +39,7 @@ def _largest(operator: Operator, *args: Any) -> Task | Handler:
     is_gradient = isinstance(args[1], Operand)
     image, *numbers = args[is_gradient:]
     windows = _windows(operator, image, *numbers[:4])
-    if any(_shards_plane(each, windows) for each in args if isinstance(each, Operand)):
+    if any(_shards_plane(arg, windows) for arg in args if isinstance(arg, Operand)):
         return _largest_backward_of_sharded if is_gradient else _largest_of_sharded
     pooled = (0, 2) if is_gradient else ()
     return _sharded(operator, args, (None,) * len(windows), pooled)
@@ -55,17 +55,16 @@ def _shards_plane(tensor: Operand, windows: Sequence[int | None]) -> bool:
     """Returns whether a dim that consists of windows is sharded."""
     first = tensor.ndim - len(windows)
     return any(
-        window is not None and tensor.is_sharded(first + place)
-        for place, window in enumerate(windows)
+        window is not None and tensor.is_sharded(first + dim) for dim, window in enumerate(windows)
     )
 
 
 def _sharded(
     operator: Operator, args: Args, windows: tuple[int | None, ...], pooled: Sequence[int]
 ) -> Task:
-    operands = [each for each in args if isinstance(each, Operand)]
+    operands = [arg for arg in args if isinstance(arg, Operand)]
     results = torch_private.number_of_results(operator)
-    kinds = tuple(place in pooled for place in range(len(operands)))
+    kinds = tuple(position in pooled for position in range(len(operands)))
     rule = layers.pool(operands[0].ndim, windows, kinds, results)
     return Task(rule, operands, orders=[order_of(operands[0])] * results)
 
@@ -77,9 +76,9 @@ def _largest_of_sharded(operator: Operator, image: torch.Tensor, *numbers: Any) 
 
     def compute(parts: Parts) -> Sequence[torch.Tensor]:
         part, *own = parts
-        found, indices = operator(part, *numbers)
-        numbered = [each.__getitem__ for each in own]
-        return found, _renumbered(indices, part.shape[-len(sizes) :], sizes, numbered)
+        maxima, indices = operator(part, *numbers)
+        numbered = [of_dim.__getitem__ for of_dim in own]
+        return maxima, _renumbered(indices, part.shape[-len(sizes) :], sizes, numbered)
 
     rule = layers.pool(image.ndim, windows, (False,), results=2, numbered=True)
     return tuple(run_rule(operator, rule, (image, *_numbers(image, sizes)), compute))
@@ -94,9 +93,9 @@ def _largest_backward_of_sharded(
     sizes = tuple(image.shape[-len(windows) :])
 
     def compute(parts: Parts) -> Sequence[torch.Tensor]:
-        grad, part, places, *own = parts
-        found = [partial(torch.searchsorted, each) for each in own]
-        local = _renumbered(places, sizes, part.shape[-len(sizes) :], found)
+        grad, part, maxima, *own = parts
+        numbered = [partial(torch.searchsorted, of_dim) for of_dim in own]
+        local = _renumbered(maxima, sizes, part.shape[-len(sizes) :], numbered)
         return (operator(grad, part, *numbers, local),)
 
     rule = layers.pool(image.ndim, windows, (True, False, True), numbered=True)
@@ -119,12 +118,12 @@ def _renumbered(
 
     For each dim, `numbered` has the indices of its elements there.
     """
-    found, step = torch.zeros_like(indices), 1
+    renumbered, step = torch.zeros_like(indices), 1
     dims = zip(reversed(sizes), reversed(others), reversed(numbered), strict=True)
     for size, other, number in dims:
-        found = found + number(indices % size) * step
+        renumbered = renumbered + number(indices % size) * step
         indices, step = indices // size, step * other
-    return found
+    return renumbered
 
 
 PLANNERS: dict[Any, Planner] = by_operator(

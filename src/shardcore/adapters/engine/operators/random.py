@@ -1,4 +1,4 @@
-"""Random operators: each rank draws the values of one device, and keeps its shard."""
+"""Random operators: each rank draws the values of one device, and keeps its shard (ADR 12)."""
 
 from typing import Any
 

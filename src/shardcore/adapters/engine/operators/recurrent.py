@@ -14,7 +14,7 @@ from shardcore.domain.planner.choice import shard_as
 from shardcore.domain.rules import layers
 
 # What the layers make for their gradient: all weights in one tensor, and states of the steps.
-_KEPT = ("weight_buf", "reserve")
+_SAVED_FOR_GRADIENT = ("weight_buf", "reserve")
 _GRADIENTS = ("grad_output", "grad_hy", "grad_cy")
 # The dims of output and gradient of the input in memory: cuDNN computes step by step.
 _BY_STEPS = (1, 0, 2)
@@ -26,10 +26,10 @@ def _forward(operator: Operator, *args: object, **kwargs: object) -> Task | None
     if call is None:
         return None
     weights, first = call["weight"], call["batch_first"]
-    if not all(each.form.is_replicated for each in weights):
+    if not all(weight.form.is_replicated for weight in weights):
         call["weight_buf"] = None  # torch made it of the memory of a sharded tensor, which has none
     named = _named(call, ("input", "hx", "cx", "weight_buf"))
-    dims = tuple(each.ndim for each in weights)
+    dims = tuple(weight.ndim for weight in weights)
     rule = layers.recurrent(first, dims, "cx" in named, "weight_buf" in named)
 
     def compute(parts: Parts) -> Sequence[Any]:
@@ -44,22 +44,23 @@ def _backward(operator: Operator, *args: object, **kwargs: object) -> Task | Non
     if call is None:
         return None
     weights, first = call["weight"], call["batch_first"]
-    named = _named(call, ("input", "hx", "cx", "output", *_GRADIENTS, *_KEPT))
+    named = _named(call, ("input", "hx", "cx", "output", *_GRADIENTS, *_SAVED_FOR_GRADIENT))
     operands = [*named.values(), *weights]
     rule = layers.recurrent_backward(
         first,
-        tuple(each.ndim for each in weights),
+        tuple(weight.ndim for weight in weights),
         "cx" in named,
-        tuple(each in named for each in _GRADIENTS),
-        sum(each in named for each in _KEPT),
+        tuple(name in named for name in _GRADIENTS),
+        sum(name in named for name in _SAVED_FOR_GRADIENT),
     )
 
     def compute(parts: Parts) -> Sequence[Any]:
-        *found, of_weights = _run(operator, call, named, parts)
-        return *found, *of_weights
+        *gradients, of_weights = _run(operator, call, named, parts)
+        return *gradients, *of_weights
 
     placed = tuple(
-        PlacedTensor(each.shape, each.form.layout, weight=each.form.weight) for each in operands
+        PlacedTensor(operand.shape, operand.form.layout, weight=operand.form.weight)
+        for operand in operands
     )
     sharding = shard_as(rule, placed, list(named).index("output"))
     return Task(rule, operands, compute, orders=_orders(first), layouts=sharding)
@@ -89,8 +90,8 @@ def _run(
     """Runs `operator` with `parts` in place of its tensor arguments: `names`, and the weights."""
     tensors: dict[str, Any] = dict(zip(names, parts, strict=False))
     local = {**call, **tensors, "weight": parts[len(tensors) :]}
-    found: Sequence[Any] = operator(**local)
-    return found
+    outputs: Sequence[Any] = operator(**local)
+    return outputs
 
 
 def _orders(batch_first: bool) -> list[tuple[int, ...] | None]:

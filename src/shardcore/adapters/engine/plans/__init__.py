@@ -1,1 +1,1 @@
-"""Plans of operators for operands of certain forms: import `planned`, `run_rule` and `Task`."""
+"""Plans of operators for operands of certain forms: import `plan_task`, `run_rule` and `Task`."""

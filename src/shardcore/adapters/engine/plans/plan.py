@@ -60,7 +60,7 @@ class Plan:
         self._is_view = is_view(self.operator)
         # A view of an all-gathered weight repeats no work on the ranks.
         task = self.task
-        moves_weights = task.of_weights and all(each.form.weight for each in task.operands)
+        moves_weights = task.of_weights and all(operand.form.weight for operand in task.operands)
         self._falls_back = self.sharding.gathers and not moves_weights
 
     def run(
@@ -75,7 +75,7 @@ class Plan:
         `known` has the redistributed copy of each tensor of the call, if there is one.
         """
         if self._falls_back:
-            fallback.tell(self.operator, [tensors[number] for number in self._numbers])
+            fallback.warn_fallback(self.operator, [tensors[number] for number in self._numbers])
         if self._stays:
             parts = [tensors[number].part for number in self._numbers]
         else:
@@ -84,21 +84,23 @@ class Plan:
                 copy = known[number] if uses_copy else None
                 tensor = copy.tensor if copy else tensors[number]
                 parts.append(
-                    tensor.part if move is None else moved(tensor, move, self.sharding.replicates)
+                    tensor.part
+                    if move is None
+                    else redistribute_operand(tensor, move, self.sharding.replicates)
                 )
         compute = self.task.compute
-        found = compute(parts) if compute else self._call(parts, args, kwargs)
+        outputs = compute(parts) if compute else self._call(parts, args, kwargs)
         if self._results is None:
-            self._results = self._first_results(found)
+            self._results = self._first_results(outputs)
         if self._is_view:
             number = self._numbers[0]
-            return self._views(found, tensors[number], known[number] if known else None)
+            return self._views(outputs, tensors[number], known[number] if known else None)
         wrap = self.engine.wrap
         return [
             part
             if part is None or result is None
             else wrap(in_order(part, result.order), result.form)
-            for part, result in zip(found, self._results, strict=True)
+            for part, result in zip(outputs, self._results, strict=True)
         ]
 
     def _call(
@@ -106,20 +108,20 @@ class Plan:
     ) -> Any:
         """Runs the operator itself, with `parts` in the place of tensors."""
         left = iter(parts)
-        local_args = [with_tensors(each, left) for each in args]
+        local_args = [with_tensors(arg, left) for arg in args]
         if kwargs:
-            named = {name: with_tensors(each, left) for name, each in kwargs.items()}
-            found = self.operator(*local_args, **named)
+            named = {name: with_tensors(arg, left) for name, arg in kwargs.items()}
+            outputs = self.operator(*local_args, **named)
         else:
-            found = self.operator(*local_args)
-        return found if isinstance(found, tuple | list) else (found,)
+            outputs = self.operator(*local_args)
+        return outputs if isinstance(outputs, tuple | list) else (outputs,)
 
     def _views(
-        self, found: Sequence[Any], operand: ShardedTensor, known: Redistributed | None
+        self, outputs: Sequence[Any], operand: ShardedTensor, known: Redistributed | None
     ) -> list[Any]:
         assert self._results is not None
         results = []
-        for number, (part, result) in enumerate(zip(found, self._results, strict=True)):
+        for number, (part, result) in enumerate(zip(outputs, self._results, strict=True)):
             assert result is not None
             made = part if result.shares else in_order(part, result.order)
             tensor = self.engine.wrap(made, result.form, operand.memory)
@@ -128,7 +130,7 @@ class Plan:
                 assert self.task.compute is not None
                 take = partial(_one_of, self.task.compute, number)
                 note_view(tensor, operand, take, is_copy=is_copy)
-            # A moved operand could not be sharded in its layout; nor can its copy.
+            # A redistributed operand could not be sharded in its layout; nor can its copy.
             if known and self._stays:
                 self._note_view(tensor, number, known)
             results.append(tensor)
@@ -146,16 +148,16 @@ class Plan:
         assert part is not None
         layout = sharding.results[number]
         same = self.engine.wrap(part, self.engine.evolved(view.form, layout=layout), other.memory)
-        redistributed.note(view, same, known.serves)
+        redistributed.note_copy(view, same, known.serves)
 
-    def _first_results(self, found: Sequence[Any]) -> tuple[_Result | None, ...]:
+    def _first_results(self, outputs: Sequence[Any]) -> tuple[_Result | None, ...]:
         strides = self._strides_of_views() if self._is_view else None
         ruled = len(self.task.rule.results)
         return tuple(
             None
             if part is None or number >= ruled or self._is_unused(number, part)
             else self._result(number, part, strides)
-            for number, part in enumerate(found)
+            for number, part in enumerate(outputs)
         )
 
     def _is_unused(self, number: int, part: torch.Tensor) -> bool:
@@ -172,7 +174,7 @@ class Plan:
         shape = self.sharding.global_shape(task.rule.results[number], tuple(part.shape))
         if self.pending:
             layout = with_pending(layout, self.pending)
-        weight = task.of_weights and all(each.form.weight for each in task.operands)
+        weight = task.of_weights and all(operand.form.weight for operand in task.operands)
         form_of = partial(self.engine.form, shape, layout, part.dtype, part.device, weight=weight)
         if strides is not None:
             return _Result(form_of(strides=strides[number]), None, shares=self._stays)
@@ -187,7 +189,7 @@ class Plan:
         if self.operator in _RESHAPES and not form.is_contiguous and not form.repeats:
             return None
         full = torch.empty_strided(form.shape, form.strides, dtype=form.dtype, device="meta")
-        return [tuple(each.stride()) for each in compute([full]) if each is not None]
+        return [tuple(view.stride()) for view in compute([full]) if view is not None]
 
 
 def with_tensors(argument: object, others: Iterator[object]) -> Any:
@@ -195,27 +197,29 @@ def with_tensors(argument: object, others: Iterator[object]) -> Any:
     if isinstance(argument, torch.Tensor):
         return next(others)
     if isinstance(argument, list | tuple):
-        return [with_tensors(each, others) for each in argument]
+        return [with_tensors(nested, others) for nested in argument]
     return argument
 
 
-def moved(tensor: ShardedTensor, move: Redistribution, serves: bool = False) -> torch.Tensor:
+def redistribute_operand(
+    tensor: ShardedTensor, move: Redistribution, serves: bool = False
+) -> torch.Tensor:
     """Returns the local shard of `tensor` after `move`; a weight may come from the cache.
 
-    `serves` says whether products read the moved tensor from now on.
+    `serves` says whether products read the redistributed copy from now on.
     """
     engine: Engine = tensor.engine
     part: torch.Tensor = tensor.part
     if tensor.form.weight:
         return engine.unsharded.get(tensor.memory, part, move, engine)
-    found = move.run(part, engine)
+    shard = move.run(part, engine)
     # A move that ignores pending reductions leaves them to the result.
     if move.form is tensor.form and not move.target.partial:
-        same = engine.wrap(found, engine.evolved(tensor.form, layout=move.target))
-        redistributed.note(tensor, same, serves)
-    return found
+        same = engine.wrap(shard, engine.evolved(tensor.form, layout=move.target))
+        redistributed.note_copy(tensor, same, serves)
+    return shard
 
 
 def _one_of(compute: Compute, number: int, tensor: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor = compute([tensor])[number]
-    return found
+    view: torch.Tensor = compute([tensor])[number]
+    return view

@@ -24,7 +24,7 @@ from shardcore.domain.planner.pending import are_free, pending_in_results
 from shardcore.domain.rules.rule import OperatorRule
 
 
-def planned(operator: Operator, task: Task, engine: Engine) -> Plan:
+def plan_task(operator: Operator, task: Task, engine: Engine) -> Plan:
     """Returns the plan of an operator by its rule, with the cheapest sharding."""
     forms = _forms(task)
     layouts = [form.layout for form in forms]
@@ -35,8 +35,8 @@ def planned(operator: Operator, task: Task, engine: Engine) -> Plan:
         pending = ()
         sharding = _sharding(task, forms, engine)
     uses = tuple(
-        _use(task, place, form, target, pending, engine)
-        for place, (form, target) in enumerate(zip(forms, sharding.operands, strict=True))
+        _use(task, position, form, target, pending, engine)
+        for position, (form, target) in enumerate(zip(forms, sharding.operands, strict=True))
     )
     if task.over is not None:
         task = attrs.evolve(task, compute=task.over(engine, sharding))
@@ -44,11 +44,11 @@ def planned(operator: Operator, task: Task, engine: Engine) -> Plan:
 
 
 def _use(
-    task: Task, place: int, form: Form, target: Layout, pending: PartialAxes, engine: Engine
+    task: Task, position: int, form: Form, target: Layout, pending: PartialAxes, engine: Engine
 ) -> tuple[int, Redistribution | None, bool]:
-    """Returns how the operand at `place` is used; see `Plan.uses`."""
-    operand, source = task.operands[place], form
-    if place in task.adds:
+    """Returns how the operand at `position` is used; see `Plan.uses`."""
+    operand, source = task.operands[position], form
+    if position in task.adds:
         # A partial operand stays as it is; only another one becomes zeros on other ranks.
         target = with_pending(target, pending) if pending else target
     elif pending:
@@ -76,10 +76,10 @@ def run_rule(
     result_shapes: Shapes = (),
 ) -> list[Any]:
     """Runs `compute` on the local shards of `tensors`, sharded by `rule`; see `Task`."""
-    engine: Engine = next(each.engine for each in tensors if isinstance(each, ShardedTensor))
-    sharded = [engine.as_sharded(each) for each in tensors]
-    operands = [Operand(each.form, number) for number, each in enumerate(sharded)]
-    return planned(operator, Task(rule, operands, compute, result_shapes), engine).run(sharded)
+    engine: Engine = next(tensor.engine for tensor in tensors if isinstance(tensor, ShardedTensor))
+    sharded = [engine.as_sharded(tensor) for tensor in tensors]
+    operands = [Operand(tensor.form, number) for number, tensor in enumerate(sharded)]
+    return plan_task(operator, Task(rule, operands, compute, result_shapes), engine).run(sharded)
 
 
 def _forms(task: Task) -> list[Form]:
@@ -87,8 +87,8 @@ def _forms(task: Task) -> list[Form]:
     sums = any(task.rule.sums(result) for result in task.rule.results)
     is_product = sums and len(task.operands) > 1
     return [
-        each.other if is_product and each.serves and each.other else each.form
-        for each in task.operands
+        operand.other if is_product and operand.serves and operand.other else operand.form
+        for operand in task.operands
     ]
 
 

@@ -81,10 +81,10 @@ class Task:
     # the local shards in the place of tensors.
     compute: Compute | None = None
     result_shapes: Shapes = ()  # the global shapes of the results, if these may stay partial
-    # The operands, by place, in each of which it is linear: if only that one is a partial sum, the
-    # results are partial sums.
+    # The operands, by position, in each of which it is linear: if only that one is a partial sum,
+    # the results are partial sums.
     linear_in: Sequence[int] = ()
-    # The operands, by place, that it adds, or chooses from: if one of them is a partial sum, the
+    # The operands, by position, that it adds, or chooses from: if one of them is a partial sum, the
     # results are partial, and the first rank adds the other operands.
     adds: Sequence[int] = ()
     of_weights: bool = False  # whether its results are weights if all operands are
@@ -118,9 +118,9 @@ def by_operator(entries: Mapping[str, _Entry]) -> dict[Any, _Entry]:
 
 def dims_of_plane(operator: Operator) -> int:
     """Returns the number of dims of the planes of `operator`: 2 for "avg_pool2d"."""
-    found = re.search(r"(\d)d", aten_name(operator))
-    assert found is not None, "an operator on planes has a name with their dims"
-    return int(found[1])
+    match = re.search(r"(\d)d", aten_name(operator))
+    assert match is not None, "an operator on planes has a name with their dims"
+    return int(match[1])
 
 
 def order_of(operand: Operand) -> Order | None:

@@ -116,12 +116,12 @@ class DTensors:
 
     def spec(self, form: Form) -> DTensorSpec:
         """Returns the spec of a DTensor for a tensor of `form`."""
-        found = self._specs.get(form)
-        if found is None:
+        spec = self._specs.get(form)
+        if spec is None:
             meta = TensorMeta(torch.Size(form.shape), form.strides, form.dtype)
             placements = tuple(map(to_torch, form.layout.placements))
-            found = self._specs[form] = DTensorSpec(self.mesh, placements, tensor_meta=meta)
-        return found
+            spec = self._specs[form] = DTensorSpec(self.mesh, placements, tensor_meta=meta)
+        return spec
 
 
 def to_torch(placement: domain.Placement) -> Placement:

@@ -19,8 +19,8 @@ _REMEDY = (
 )
 
 
-def _refused(name: str) -> Callable[..., Any]:
-    """Returns a method that refuses to hand out memory, which a sharded tensor has none of.
+def _refusing(name: str) -> Callable[..., Any]:
+    """Returns a method that refuses access to memory, which a sharded tensor does not have.
 
     Torch's own code compares addresses, for instance those of the weights of a GRU: it gets that of
     a tensor without memory, 0. `share_memory_` would end the process.
@@ -151,11 +151,11 @@ class HostAccess(ShardedTensor):
 
     # Libraries that find torch's functions for DLPack on a class would pass over `__dlpack__`.
     __dlpack_c_exchange_api__ = None
-    const_data_ptr = _refused("const_data_ptr")
-    data_ptr = _refused("data_ptr")
-    share_memory_ = _refused("share_memory_")
-    storage = _refused("storage")
-    untyped_storage = _refused("untyped_storage")
+    const_data_ptr = _refusing("const_data_ptr")
+    data_ptr = _refusing("data_ptr")
+    share_memory_ = _refusing("share_memory_")
+    storage = _refusing("storage")
+    untyped_storage = _refusing("untyped_storage")
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

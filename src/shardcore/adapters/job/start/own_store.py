@@ -1,4 +1,4 @@
-"""The store of a job without torchrun: rank 0 holds it, and listens where the others look for it.
+"""The store of a job without torchrun: rank 0 holds it, and listens on the address of the job.
 
 torch listens on all addresses of the host. Under torchrun its agent holds the store, and does so.
 """
@@ -22,7 +22,7 @@ _BACKLOG = 2048  # ranks that connect at once
 _AGENT_VARIABLE = "TORCHELASTIC_USE_AGENT_STORE"
 
 
-def opened(job: Job, limit: timedelta) -> "Store | None":
+def open_store(job: Job, limit: timedelta) -> "Store | None":
     """Returns the store of rank 0, which listens on the address of the job alone.
 
     Returns:

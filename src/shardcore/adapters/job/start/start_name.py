@@ -1,4 +1,4 @@
-"""The name of one start of a job: torchrun's store outlives its ranks, with all their keys.
+"""The name of one start of a job: torchrun's store outlives its ranks, with their keys (ADR 36).
 
 torch 2.13 keeps one store through all restarts, and gloo would read the addresses of ended ranks.
 The count of restarts is no name: the agents of two hosts can differ in it.
@@ -53,10 +53,10 @@ def _answer(store: "Store", name: str, others: range, limit: timedelta) -> None:
         waited = time.monotonic() - begun
         if waited > limit.total_seconds():
             late = list(absent(store, asks)) or list(absent(store, have_answer))
-            raise dist.DistStoreError(f"ranks {[others[each] for each in late]} did not come")
+            raise dist.DistStoreError(f"ranks {[others[number] for number in late]} did not come")
         if store.check(asks):
             new = set(map(_name, values(store, asks))) - answered
-            _write(store, [f"answer/{each}" for each in new], name)
+            _write(store, [f"answer/{start}" for start in new], name)
             answered |= new
         time.sleep(min(_MOST_SLEEP_SECONDS, max(_SLEEP_SECONDS, waited / 10)))
 
@@ -66,11 +66,11 @@ def _write(store: Any, keys: list[str], value: str) -> None:
     if keys and store.has_extended_api():
         store.multi_set(keys, [value] * len(keys))
         return
-    for each in keys:
-        store.set(each, value)
+    for key in keys:
+        store.set(key, value)
 
 
-def _name(found: bytes) -> str:
-    if not re.fullmatch(rb"[0-9a-f]{32}", found):
+def _name(written: bytes) -> str:
+    if not re.fullmatch(rb"[0-9a-f]{32}", written):
         raise dist.DistStoreError("a name in the store is not of a rank: who else writes there?")
-    return found.decode()
+    return written.decode()

@@ -19,13 +19,13 @@ TELL_LIMIT = timedelta(seconds=30)
 _SLEEP_SECONDS = 0.01
 
 
-def shared(problem: str, store: "Store", job: Job, limit: timedelta) -> str:
+def share(problem: str, store: "Store", job: Job, limit: timedelta) -> str:
     """Returns the problem of a rank that has one; empty once all ranks are here without.
 
     Args:
         problem: That of this rank, or nothing.
         store: The store of this start of the job.
-        job: The place of this rank.
+        job: The rank and its job.
         limit: The most time to wait for the others.
 
     Raises:
@@ -34,12 +34,12 @@ def shared(problem: str, store: "Store", job: Job, limit: timedelta) -> str:
     if problem or store.add("ready", 1) == job.world_size:
         store.set("start", problem)
     store.wait(["start"], limit)
-    found = store.get("start").decode(errors="replace")
-    if found:
+    text = store.get("start").decode(errors="replace")
+    if text:
         with suppress(RuntimeError):  # the store has ended with another rank
             _wait_for_others(store, job)
     # It is not signed: there is no secret yet.
-    return "".join(each for each in found if each.isprintable())
+    return "".join(character for character in text if character.isprintable())
 
 
 def _wait_for_others(store: "Store", job: Job) -> None:

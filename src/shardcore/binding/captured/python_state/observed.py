@@ -23,6 +23,7 @@ from shardcore.binding.captured.python_state.origins import (
 from shardcore.domain.steps.capture import NotCaptured
 from shardcore.ports.capture import Observer
 
+_LOGGING = ("logging", "absl.logging")
 # Methods of a logger that write nothing.
 _ASK = frozenset({"isEnabledFor", "getEffectiveLevel", "getChild", "getLogger"})
 
@@ -174,7 +175,7 @@ class ObservedCalls:
         """Returns what the user's code does that a captured step does not repeat."""
         # A level that is asked for is no message, nor is one that the level leaves out.
         of_user, all_called = (
-            {code.co_name for code in codes if origin_of(code).module == "logging"}
+            {code.co_name for code in codes if origin_of(code).module in _LOGGING}
             for codes in (filter(is_python, self._called_outside), self._codes.values())
         )
         is_logging = "makeRecord" in all_called and not of_user <= _ASK

@@ -11,6 +11,7 @@ from types import MappingProxyType
 # Libraries whose code reads, between steps, only what guards and signatures compare.
 LIBRARIES: Mapping[str, str] = MappingProxyType(
     {
+        "absl.logging": "writes messages, as keras-hub's layers do: an effect",
         "attr": "makes classes",
         "attrs": "makes classes",
         "keras": "its settings and attributes are compared",
@@ -95,6 +96,12 @@ REFUSED_FUNCTIONS = frozenset(
         *(f"threading.{name}" for name in ("active_count", "enumerate")),
         *("torch.load", "torch.hub.load", "torch.seed", "torch.initial_seed"),
         *("torch.get_rng_state", "random.Random.getstate", "torch.get_sharing_strategy"),
+        *(f"absl.logging.level_{level}" for level in ("debug", "info", "warning", "error")),
+        *(
+            "absl.logging.get_verbosity",
+            "absl.logging.vlog_is_on",
+            "absl.logging.get_log_file_name",
+        ),
         *("logging.getLevelName", "logging.getLevelNamesMapping", "logging.getLogRecordFactory"),
         *(f"torch.cuda.{name}" for name in ("memory_allocated", "mem_get_info", "memory_stats")),
         *(f"posixpath.{name}" for name in ("realpath", "abspath", "expanduser", "expandvars")),
@@ -192,8 +199,13 @@ def bare_name(function: str) -> str:
 
 
 def is_library(module: str) -> bool:
-    """Returns whether the code of a module belongs to a library whose reads are compared."""
-    return module.partition(".")[0] in LIBRARIES
+    """Returns whether the code of a module belongs to a library whose reads are compared.
+
+    Example:
+        >>> is_library("torch.nn"), is_library("absl.logging"), is_library("absl.flags")
+        (True, True, False)
+    """
+    return module.partition(".")[0] in LIBRARIES or module in LIBRARIES
 
 
 def is_standard(module: str) -> bool:

@@ -138,6 +138,10 @@ class _Walk(ObjectWalk):
         waiting = dict(users)
         while waiting:
             ready = {key: space for key, code in waiting.items() if (space := self._space(code))}
+            # Only now: a function that is exec'd may be found with the variables of the others.
+            ready = ready or {
+                key: vars(builtins) for key, code in waiting.items() if self._is_closed(code)
+            }
             if not ready:
                 place = self.called.names_of(next(iter(waiting.values()))).place
                 raise NotCaptured(
@@ -194,15 +198,12 @@ class _Walk(ObjectWalk):
         if space := self.namespaces.get(id(code)):
             return space
         module = sys.modules.get(origin_of(code).module)
-        if isinstance(module, ModuleType):
-            return vars(module)
-        # The methods that `dataclass` and `namedtuple` generate have no module, and read nothing
-        # but names of Python's.
-        is_closed = code.co_filename == "<string>" and self.called.names_of(code).variables <= {
-            *vars(builtins),
-            "_tuple_new",
-        }
-        return vars(builtins) if is_closed else None
+        return vars(module) if isinstance(module, ModuleType) else None
+
+    def _is_closed(self, code: CodeType) -> bool:
+        """Returns whether code reads names of Python's alone, as methods of a `dataclass` do."""
+        known = vars(builtins).keys() | {"_tuple_new"}
+        return code.co_filename == "<string>" and self.called.names_of(code).variables <= known
 
     def _cached_function(self, function: Any) -> None:
         if is_of(function, FunctionType) and not is_known(function.__code__):

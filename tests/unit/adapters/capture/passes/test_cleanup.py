@@ -3,8 +3,8 @@
 import torch
 
 from shardcore.adapters.capture.passes.cleanup import (
+    with_constant_loss_seed,
     with_direct_views,
-    with_plain_ones,
     without_dead_code,
 )
 from tests.traces import changed
@@ -67,6 +67,6 @@ def test_a_backward_pass_starts_from_a_constant_and_not_from_the_loss():
     def step(x):
         return torch.ones_like(x.sum()) * x
 
-    before, after = changed(step, with_plain_ones, X)
+    before, after = changed(step, with_constant_loss_seed, X)
     assert before == ["sum", "ones_like", "mul"]
     assert after == ["sum", "ones", "mul"]

@@ -94,7 +94,7 @@ OPERATORS = [pointwise, alone, scaled, row, part, turned, image, viewed, written
 
 def better(trace):
     """`trace` after all passes."""
-    return passes.improved(trace, Memories())
+    return passes.run_passes(trace, Memories())
 
 
 @pytest.mark.parametrize("first", range(0, 5 * STEPS, STEPS))
@@ -107,7 +107,7 @@ def test_passes_change_no_bit(first):
         expected = recorder.run(functools.partial(step, seed, *copies))
         trace = better(recorder.trace)
         assert len(trace.calls) < len(recorder.trace.calls)
-        literals = {number: trace.found[number] for number in trace.outside}
+        literals = {number: trace.first_values[number] for number in trace.outside}
         found = function_of(trace, literals)(*(each.clone() for each in tensors))
         for place, (one_, other) in enumerate(zip(found, expected, strict=True)):
             assert torch.equal(one_, other), f"result {place} of step {seed}"

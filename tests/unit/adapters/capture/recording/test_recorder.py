@@ -44,7 +44,7 @@ def test_a_constant_that_is_written_into_is_created_in_each_run():
         return torch.tensor([1.0, 2.0, 3.0]).add_(x[0])
 
     trace = recorded(step, X)
-    run = function_of(trace, {n: trace.found[n] for n in trace.outside})
+    run = function_of(trace, {n: trace.first_values[n] for n in trace.outside})
     assert run(X)[0].tolist() == run(X)[0].tolist() == step(X).tolist()
 
 
@@ -80,7 +80,7 @@ def test_a_tensor_on_the_storage_of_another_is_a_view_of_it(where):
 
     trace = recorded(step, X)
     assert trace.refusal == ""
-    run = function_of(trace, {n: trace.found[n] for n in trace.outside})
+    run = function_of(trace, {n: trace.first_values[n] for n in trace.outside})
     assert torch.equal(run(2 * X)[0], step(2 * X))
 
 

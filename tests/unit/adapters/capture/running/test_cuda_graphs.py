@@ -8,7 +8,7 @@ import torch
 from shardcore.adapters import torch_private
 from shardcore.adapters.capture.running import cuda_graphs
 from shardcore.adapters.capture.running.cuda_graphs import is_on_gpu, reason_against, replayable
-from shardcore.adapters.capture.running.executors import parted
+from shardcore.adapters.capture.running.executors import divide
 from shardcore.adapters.capture.trace.trace import Call, Number, Trace
 from shardcore.domain.errors import EnvironmentProblem
 from tests.traces import recorded
@@ -28,7 +28,7 @@ def on_gpu(step, *tensors):
 
 def reason(step, *tensors, free=FREE):
     trace = on_gpu(step, *tensors)
-    return reason_against(trace, {n: trace.found[n] for n in trace.outside}, free)
+    return reason_against(trace, {n: trace.first_values[n] for n in trace.outside}, free)
 
 
 def test_a_step_of_operators_on_the_gpu_is_replayed():
@@ -183,7 +183,7 @@ def test_a_copy_from_the_host_comes_before_the_graph(device, ahead):
     trace = on_gpu(lambda x: x + torch.from_numpy(np.arange(3)).to(torch.float32), X)
     (constant,) = trace.outside
     trace.forms[constant] = attrs.evolve(trace.forms[constant], device=torch.device(device))
-    before, rest = parted(trace, set(trace.outside))
+    before, rest = divide(trace, set(trace.outside))
     assert len(before.calls) == ahead
-    assert reason_against(rest, {constant: trace.found[constant]}, FREE) == ""
+    assert reason_against(rest, {constant: trace.first_values[constant]}, FREE) == ""
     assert rest.inputs == [*trace.inputs, *before.outputs]

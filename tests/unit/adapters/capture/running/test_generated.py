@@ -25,7 +25,7 @@ def trace_of(step, *operands):
 
 
 def generated(trace):
-    return function_of(trace, {number: trace.found[number] for number in trace.outside})
+    return function_of(trace, {number: trace.first_values[number] for number in trace.outside})
 
 
 def lists(x, y):

@@ -17,7 +17,7 @@ def opened(monkeypatch, address, rank="0", size="1", **environment):
         monkeypatch.setenv(name, value)
     port = free_port()
     named = {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": address, "MASTER_PORT": str(port)}
-    return own_store.opened(resolve_job(environ=named | {"LOCAL_RANK": "0"}), LIMIT), port
+    return own_store.open_store(resolve_job(environ=named | {"LOCAL_RANK": "0"}), LIMIT), port
 
 
 def answers(address, port):

@@ -28,39 +28,39 @@ def with_early_starts(trace: Trace, far: int = FAR) -> Trace:
     A start overtakes at most `far` calls.
     """
     needs = needs_of(trace)
-    order: dict[int, None] = {}  # the places of calls, each where it comes first
+    order: dict[int, None] = {}  # the indices of calls, each where it comes first
     live = live_bytes(trace)
     highest = max(live, default=0)
     readers = _first_readers(trace)
     gathered: dict[str, int] = {}
     last = ordered = 0
-    for place, call in enumerate(trace.calls):
+    for index, call in enumerate(trace.calls):
         if not _is_fixed(call, trace):
             continue
-        first, held = place, held_bytes(call, trace)
+        first, held = index, held_bytes(call, trace)
         ranks = gathering_ranks(call, trace)
-        farthest = max(place - far, gathered.get(ranks, 0) if gathers(call) else last)
+        farthest = max(index - far, gathered.get(ranks, 0) if gathers(call) else last)
         while first > farthest and live[first - 1] + held <= highest:
             first -= 1
             live[first] += held
         order |= dict.fromkeys(range(ordered, first))
         ordered = max(ordered, first)
-        order |= dict.fromkeys(with_needs([place], needs, order))
-        last = last if gathers(call) else place
+        order |= dict.fromkeys(with_needs([index], needs, order))
+        last = last if gathers(call) else index
         if ranks:
-            gathered[ranks] = readers.get(trace.memory[call.result.number], place)
+            gathered[ranks] = readers.get(trace.memory[call.result.number], index)
     order |= dict.fromkeys(range(len(trace.calls)))
-    return trace.with_calls(trace.calls[place] for place in order)
+    return trace.with_calls(trace.calls[index] for index in order)
 
 
 def _first_readers(trace: Trace) -> dict[int, int]:
-    """Returns, by memory, the place of the first call that reads it; a view does not."""
-    found: dict[int, int] = {}
-    for place, call in enumerate(trace.calls):
+    """Returns, by memory, the index of the first call that reads it; a view does not."""
+    readers: dict[int, int] = {}
+    for index, call in enumerate(trace.calls):
         if not is_view(call, trace):
             for memory in trace.reads_of(call):
-                found.setdefault(memory, place)
-    return found
+                readers.setdefault(memory, index)
+    return readers
 
 
 def _is_fixed(call: Call, trace: Trace) -> bool:
@@ -94,23 +94,25 @@ def with_late_waits(trace: Trace) -> Trace:
     """
     needs, live = needs_of(trace), live_bytes(trace)
     highest = max(live, default=0)
-    flight: dict[int, _InFlight] = {}  # by the place of the collective, the oldest first
+    flight: dict[int, _InFlight] = {}  # by the index of the collective, the oldest first
     calls: list[Call] = []
-    for place, call in enumerate(trace.calls):
+    for index, call in enumerate(trace.calls):
         if not is_view(call, trace):  # a view reads nothing
             ranks = gathering_ranks(call, trace)
-            for each in list(flight):
-                is_next = ranks and flight[each].gathers_over == ranks
-                if each in needs[place] or is_next or call.operator is check:
-                    calls += flight.pop(each).waits
-        for each, started in list(flight.items()):
-            if sum(other.held for other in flight.values()) <= highest - live[place]:
+            for start in list(flight):
+                is_next = ranks and flight[start].gathers_over == ranks
+                if start in needs[index] or is_next or call.operator is check:
+                    calls += flight.pop(start).waits
+        for start, started in list(flight.items()):
+            if sum(other.held for other in flight.values()) <= highest - live[index]:
                 break
             if started.held:
-                calls += flight.pop(each).waits
+                calls += flight.pop(start).waits
         calls.append(call)
         if call.collective:
             waits = [Call(torch_private.wait_for(), (made,), {}, made) for made in call.results]
             ranks = gathering_ranks(call, trace)
-            flight[place] = _InFlight(waits, sent_bytes(call, trace), ranks)
-    return trace.with_calls([*calls, *(wait for each in flight.values() for wait in each.waits)])
+            flight[index] = _InFlight(waits, sent_bytes(call, trace), ranks)
+    return trace.with_calls(
+        [*calls, *(wait for in_flight in flight.values() for wait in in_flight.waits)]
+    )

@@ -1,4 +1,4 @@
-"""Joins all-reduces into buckets, in memory that is kept from run to run."""
+"""Joins all-reduces into buckets, in scratch memory that all runs use (ADR 38)."""
 
 import math
 from collections import Counter
@@ -67,7 +67,7 @@ def in_buckets(
 ) -> Trace:
     """Returns `trace` with all-reduces joined into buckets.
 
-    A bucket has one operation, dtype and group. It starts at the place of its last all-reduce, and
+    A bucket has one operation, dtype and group. It starts where its last all-reduce was, and
     what depends on the others moves behind it: small tensors, such as losses, however far; others
     over few calls. For `n` bytes there are at most `ceil(n / most) + 1` buckets of about one size:
     all but the last overlap with the backward pass. `small` bytes or fewer go into one bucket.
@@ -81,29 +81,33 @@ def in_buckets(
         most: The most bytes of a bucket.
         small: The bytes that need no second bucket.
     """
-    places = (place for place, call in enumerate(trace.calls) if call.is_all_reduce)
-    sums_at = dict(zip(places, sums or trace.all_reduces, strict=True))
+    indices = (index for index, call in enumerate(trace.calls) if call.is_all_reduce)
+    sums_at = dict(zip(indices, sums or trace.all_reduces, strict=True))
     needs = needs_of(trace)
     buckets = list(_buckets(trace, needs, sums_at, _limits(trace, sums_at, most, small)))
-    found = attrs.evolve(trace.with_calls(trace.calls), kept={})
-    instead: dict[int, list[Call]] = {}
-    kept = None if memories is None else _Kept(found, memories, instead)
+    new_trace = attrs.evolve(trace.with_calls(trace.calls), scratch={})
+    replacements: dict[int, list[Call]] = {}
+    buffers = None if memories is None else _ScratchBuckets(new_trace, memories, replacements)
     for bucket in buckets:
         # Tensors of odd sizes come last, so that the others are aligned in memory.
         calls = sorted(
-            (trace.calls[place] for place in bucket), key=lambda call: _is_odd(call, trace)
+            (trace.calls[index] for index in bucket), key=lambda call: _is_odd(call, trace)
         )
         if len(calls) > 1:
             forms = [trace.form(call.args[0]) for call in calls]
-            form = Form((sum(each.elements for each in forms),), forms[0].dtype, forms[0].device)
-            joined = (
-                _in_new_memory(calls, form, found) if kept is None else kept.joined(calls, form)
+            form = Form(
+                (sum(part_form.elements for part_form in forms),), forms[0].dtype, forms[0].device
             )
-            instead |= {place: [] for place in bucket} | {bucket[-1]: joined}
-    found.share({} if kept is None else kept.owners)
+            joined = (
+                _merge_in_new_memory(calls, form, new_trace)
+                if buffers is None
+                else buffers.merge(calls, form)
+            )
+            replacements |= {index: [] for index in bucket} | {bucket[-1]: joined}
+    new_trace.share({} if buffers is None else buffers.owners)
     order = _order(needs, buckets)
-    chunks = (instead.get(place, [trace.calls[place]]) for place in order)
-    return found.with_calls(chain.from_iterable(chunks))
+    chunks = (replacements.get(index, [trace.calls[index]]) for index in order)
+    return new_trace.with_calls(chain.from_iterable(chunks))
 
 
 def _is_odd(call: Call, trace: Trace) -> bool:
@@ -119,8 +123,8 @@ def _kind(call: Call, trace: Trace) -> Any:
 def _limits(trace: Trace, sums_at: dict[int, RecordedSum], most: int, small: int) -> dict[Any, int]:
     """Returns, by kind, the bytes after which a bucket starts."""
     totals: Counter[Any] = Counter()
-    for place, each in sums_at.items():
-        totals[_kind(trace.calls[place], trace)] += each.bytes
+    for index, recorded_sum in sums_at.items():
+        totals[_kind(trace.calls[index], trace)] += recorded_sum.bytes
     return {
         kind: most if total <= small else math.ceil(total / (math.ceil(total / most) + 1))
         for kind, total in totals.items()
@@ -128,18 +132,18 @@ def _limits(trace: Trace, sums_at: dict[int, RecordedSum], most: int, small: int
 
 
 @attrs.define
-class _Open:
+class _OpenBucket:
     """A bucket that may get more all-reduces.
 
     Args:
-        places: The places of its all-reduces.
+        indices: The indices of its all-reduces.
         bytes: Their bytes.
-        behind: Their places, and those of all calls that depend on them.
+        behind: Their indices, and those of all calls that depend on them.
         large: The calls before the last all-reduce that ran before the first large call among
             these, or is it.
     """
 
-    places: list[int] = attrs.field(factory=list)
+    indices: list[int] = attrs.field(factory=list)
     bytes: int = 0
     behind: set[int] = attrs.field(factory=set)
     large: float = math.inf
@@ -148,82 +152,83 @@ class _Open:
 def _buckets(
     trace: Trace, needs: list[set[int]], sums_at: dict[int, RecordedSum], limits: dict[Any, int]
 ) -> Iterator[list[int]]:
-    """Yields the places of the all-reduces of each bucket.
+    """Yields the indices of the all-reduces of each bucket.
 
     A bucket gets no more when an all-reduce depends on it: so no two wait for each other. How far
     a call is, is counted from all-reduce to all-reduce: so all ranks decide the same.
     """
-    buckets: dict[Any, _Open] = {}
+    buckets: dict[Any, _OpenBucket] = {}
     now = 0
-    for place, call in enumerate(trace.calls):
-        now = sums_at[place].calls if place in sums_at else now
+    for index, call in enumerate(trace.calls):
+        now = sums_at[index].calls if index in sums_at else now
         for kind, bucket in list(buckets.items()):
-            is_behind = not needs[place].isdisjoint(bucket.behind)
-            if place in sums_at and (is_behind or now - bucket.large > FAR):
-                yield buckets.pop(kind).places
+            is_behind = not needs[index].isdisjoint(bucket.behind)
+            if index in sums_at and (is_behind or now - bucket.large > FAR):
+                yield buckets.pop(kind).indices
             elif is_behind:
-                bucket.behind.add(place)
+                bucket.behind.add(index)
                 if not _is_small(call, trace):
                     bucket.large = min(bucket.large, now)
-        if place in sums_at:
+        if index in sums_at:
             kind = _kind(call, trace)
-            bucket = buckets.setdefault(kind, _Open())
-            bucket.places.append(place)
-            bucket.bytes += sums_at[place].bytes
-            bucket.behind.add(place)
+            bucket = buckets.setdefault(kind, _OpenBucket())
+            bucket.indices.append(index)
+            bucket.bytes += sums_at[index].bytes
+            bucket.behind.add(index)
             if bucket.bytes >= limits[kind]:
-                yield buckets.pop(kind).places
-    yield from (each.places for each in buckets.values())
+                yield buckets.pop(kind).indices
+    yield from (left.indices for left in buckets.values())
 
 
 def _is_small(call: Call, trace: Trace) -> bool:
     """Returns whether `call` may come much later: a step that is left at a check did not go far."""
     forms = [trace.forms[value.number] for value in (*call.operands, *call.results)]
-    return call.operator is not check and all(each and each.elements <= SMALL for each in forms)
+    return call.operator is not check and all(form and form.elements <= SMALL for form in forms)
 
 
 def _order(needs: list[set[int]], buckets: list[list[int]]) -> list[int]:
-    """Returns the places of all calls, with what depends on a bucket behind its last all-reduce."""
-    last_of = {place: bucket[-1] for bucket in buckets for place in bucket}
-    behind: list[int] = []  # by place, the place at which a call stands, or behind it
-    for place, before in enumerate(needs):
-        behind.append(max([place, *(last_of.get(each, behind[each]) for each in before)]))
-    return sorted(range(len(needs)), key=lambda place: (behind[place], behind[place] > place))
+    """Returns the indices of all calls; what depends on a bucket runs after its last all-reduce."""
+    last_of = {index: bucket[-1] for bucket in buckets for index in bucket}
+    behind: list[int] = []  # by index of a call, the index at or behind which it runs
+    for index, before in enumerate(needs):
+        behind.append(max([index, *(last_of.get(earlier, behind[earlier]) for earlier in before)]))
+    return sorted(range(len(needs)), key=lambda index: (behind[index], behind[index] > index))
 
 
-def _in_new_memory(calls: list[Call], form: Form, trace: Trace) -> list[Call]:
+def _merge_in_new_memory(calls: list[Call], form: Form, trace: Trace) -> list[Call]:
     """Returns the calls that do `calls` in one collective of this form."""
     first, forms = calls[0], [trace.form(call.result) for call in calls]
     sent, reduced = trace.new(form), trace.new(form)
     parts = [
-        trace.new(Form((each.elements,), form.dtype, form.device), reduced.number) for each in forms
+        trace.new(Form((part_form.elements,), form.dtype, form.device), reduced.number)
+        for part_form in forms
     ]
     trace.share({call.result: reduced for call in calls})  # results are views of the bucket
     return [
         Call(_FLATTEN, ([call.args[0] for call in calls],), {}, sent),
         attrs.evolve(first, args=(sent, *first.args[1:]), result=reduced),
-        Call(_SPLIT, (reduced, [each.elements for each in forms]), {}, parts),
+        Call(_SPLIT, (reduced, [part_form.elements for part_form in forms]), {}, parts),
         *(
-            Call(_VIEW, (part, list(each.shape)), {}, call.result)
-            for part, each, call in zip(parts, forms, calls, strict=True)
+            Call(_VIEW, (part, list(part_form.shape)), {}, call.result)
+            for part, part_form, call in zip(parts, forms, calls, strict=True)
         ),
     ]
 
 
 @attrs.define(eq=False)
-class _Kept:
-    """Writes all-reduces into memory that is kept, and the matrix products that only they read.
+class _ScratchBuckets:
+    """Writes all-reduces into scratch memory, and the matrix products that only they read.
 
     Args:
         trace: The step, before and after.
         memories: Has the memory.
-        instead: By place, the calls that stand there now.
+        replacements: By index, the calls in the place of the one there.
         owners: By value in a bucket, the bucket, with which it shares its memory.
     """
 
     trace: Trace
     memories: Memories
-    instead: dict[int, list[Call]]
+    replacements: dict[int, list[Call]]
     owners: dict[Value, Value] = attrs.field(factory=dict, init=False)
     _makers: dict[Value, int] = attrs.field(init=False)
     _readers: Counter[Value] = attrs.field(init=False)
@@ -234,16 +239,16 @@ class _Kept:
         self._readers = Counter(value for call in self.trace.calls for value in call.operands)
         self._readers.update(values(self.trace.outputs))
 
-    def joined(self, calls: list[Call], form: Form) -> list[Call]:
+    def merge(self, calls: list[Call], form: Form) -> list[Call]:
         """Returns the calls that do `calls` in one collective of this form."""
         bucket, first = self.trace.new(form), calls[0]
         tensor = self.memories.buffer(form, self._forms[form])
         self._forms[form] += 1
-        self.trace.kept[bucket.number] = tensor
+        self.trace.scratch[bucket.number] = tensor
         parts = torch.split(tensor, [self.trace.form(call.result).elements for call in calls])
         copied: dict[Value, Value] = {}
         for call, part in zip(calls, parts, strict=True):
-            self._keep(call.result, part, bucket)
+            self._store_in(call.result, part, bucket)
             if not self._is_made_in(part, call.args[0], bucket):
                 copied[call.result] = call.args[0]
         lists = list(copied), list(copied.values())
@@ -252,24 +257,24 @@ class _Kept:
         joined = attrs.evolve(first, operator=operator, args=args, result=bucket, writes=(bucket,))
         return [copy, joined] if copied else [joined]
 
-    def _keep(self, value: Value, part: torch.Tensor, bucket: Value) -> None:
-        self.trace.kept[value.number] = part.view(self.trace.form(value).shape)
+    def _store_in(self, value: Value, part: torch.Tensor, bucket: Value) -> None:
+        self.trace.scratch[value.number] = part.view(self.trace.form(value).shape)
         self.owners[value] = bucket
 
     def _is_made_in(self, part: torch.Tensor, value: Value, bucket: Value) -> bool:
         """Returns whether the product of which `value` is a view is written into `part` now."""
         views: list[int] = []
         while value in self._makers and self._readers[value] == 1:
-            place = self._makers[value]
-            call = self.trace.calls[place]
+            index = self._makers[value]
+            call = self.trace.calls[index]
             if call.operator in _INTO and self.trace.form(value).is_dense:
-                self._keep(value, part, bucket)
+                self._store_in(value, part, bucket)
                 into, kwargs = _INTO[call.operator], {**call.kwargs, "out": value}
                 made = attrs.evolve(call, operator=into, kwargs=kwargs, writes=(value,))
-                self.instead |= {place: [made], **{view: [] for view in views}}
+                self.replacements |= {index: [made], **{view: [] for view in views}}
                 return True
             if call.operator not in _VIEWS:
                 return False
-            views.append(place)
+            views.append(index)
             value = call.args[0]
         return False

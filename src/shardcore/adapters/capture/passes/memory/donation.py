@@ -13,7 +13,7 @@ import torch
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.capture.trace.analyses import is_view, makers_of
-from shardcore.adapters.capture.trace.rewriting import rewritten
+from shardcore.adapters.capture.trace.rewriting import rewrite_calls
 from shardcore.adapters.capture.trace.trace import Call, Form, Number, Trace, Value, values
 from shardcore.domain.errors import ShardcoreError
 
@@ -24,7 +24,7 @@ _WHERE_OUT = torch.ops.aten.where.self_out
 # Views whose result depends on the strides of the base.
 _OF_STRIDES = {torch.ops.aten.as_strided.default, torch.ops.aten.reshape.default}
 
-# A part of an input: the dims and places of the selections that lead to it.
+# A part of an input: the dims and indices of the selections that lead to it.
 _Part = tuple[tuple[int, int], ...]
 
 
@@ -38,22 +38,22 @@ def with_donated_inputs(trace: Trace) -> Trace:
     Such an output consists of the parts of the input, each with new values where a mask is true.
     After the pass it is the input. An input whose old values are read later stays as it is.
     """
-    for place in range(trace.donated):
+    for index in range(trace.donated):
         with suppress(DonationError):
-            trace = _overwritten(trace, place)
+            trace = _overwrite_input(trace, index)
     return trace
 
 
-def _overwritten(trace: Trace, place: int) -> Trace:
-    """Returns `trace` with the output at `place` written into the input there."""
-    update = _Update(trace, trace.inputs[place])
+def _overwrite_input(trace: Trace, index: int) -> Trace:
+    """Returns `trace` with the output at `index` written into the input there."""
+    update = _Update(trace, trace.inputs[index])
     outputs = list(values(trace.outputs))
-    output = outputs.pop(place)
+    output = outputs.pop(index)
     if trace.form(output) != trace.form(update.input):
         raise DonationError
     update.match(output, ())
     update.check(outputs)
-    return update.applied()
+    return update.apply()
 
 
 @attrs.define(eq=False)
@@ -85,12 +85,12 @@ class _Update:
             base = call.operands[0]
             part = self.parts[base]
             if call.operator is _SELECT and self._whole.get(part) is base:
-                part = (*part, self._selected(call))
+                part = (*part, self._selection(call))
                 self._whole.setdefault(part, call.result)
             self.parts |= dict.fromkeys(call.results, part)
 
-    def _selected(self, call: Call) -> tuple[int, int]:
-        """Returns the dim and the place of a selection, counted from the beginning."""
+    def _selection(self, call: Call) -> tuple[int, int]:
+        """Returns the dim and the index of a selection, counted from the beginning."""
         form = self.trace.form(call.args[0])
         dim = call.args[1] % len(form.shape)
         return dim, call.args[2] % form.shape[dim]
@@ -107,8 +107,8 @@ class _Update:
             raise DonationError
         if call.operator is _STACK:
             dim = (call.args[1] if len(call.args) > 1 else 0) % len(self.trace.form(value).shape)
-            for place, each in enumerate(call.args[0]):
-                self.match(each, (*part, (dim, place)))
+            for index, stacked in enumerate(call.args[0]):
+                self.match(stacked, (*part, (dim, index)))
             self.joined[value] = part
         elif call.operator is _WHERE and call.args[2] is whole:
             self.written[value] = part
@@ -123,27 +123,27 @@ class _Update:
         """
         trace, memory = self.trace, self.trace.memory[self.input.number]
         made = trace.memories((*self.written, *self.joined))
-        others = [each for each in trace.inputs if each is not self.input]
+        others = [value for value in trace.inputs if value is not self.input]
         if ({memory} | made) & (trace.overwritten() | trace.memories((*outputs, *others))):
             raise DonationError
-        places = {self._makers[value]: part for value, part in self.written.items()}
-        for place, call in enumerate(trace.calls):
+        indices = {self._makers[value]: part for value, part in self.written.items()}
+        for index, call in enumerate(trace.calls):
             if is_view(call, trace):
                 continue
-            old = {self.parts.get(each, ()) for each in call.operands if self._is_old(each)}
-            if place in places:
+            old = {self.parts.get(value, ()) for value in call.operands if self._is_old(value)}
+            if index in indices:
                 # Its mask and its new values are read while it writes.
-                if any(self._is_old(each) for each in values(call.args[:2])):
+                if any(self._is_old(value) for value in values(call.args[:2])):
                     raise DonationError
                 continue
-            earlier = [part for at, part in places.items() if at < place]
+            earlier = [part for at, part in indices.items() if at < index]
             if any(_overlap(part, other) for part in old for other in earlier):
                 raise DonationError
 
     def _is_old(self, value: Value) -> bool:
         return self.trace.memory[value.number] == self.trace.memory[self.input.number]
 
-    def applied(self) -> Trace:
+    def apply(self) -> Trace:
         """Returns the step that overwrites the input.
 
         Raises:
@@ -153,7 +153,7 @@ class _Update:
         calls = [call for call in self.trace.calls if is_view(call, self.trace)]
         views = {value for call in calls for value in call.results}
 
-        def rewrite(call: Call, found: Trace) -> Call | Value:
+        def rewrite(call: Call, new_trace: Trace) -> Call | Value:
             if isinstance(call.result, Value) and call.result in self.joined:
                 strided.add(made := self._whole[self.joined[call.result]])
                 return made
@@ -164,21 +164,21 @@ class _Update:
                     call, operator=_WHERE_OUT, kwargs=kwargs, result=made, writes=(made,)
                 )
             if strided.intersection(call.operands):
-                for value, form in _forms(call, found):
+                for value, form in _forms(call, new_trace):
                     if value in views:
-                        found.forms[value.number] = form
+                        new_trace.forms[value.number] = form
                         strided.add(value)
-                    elif found.form(value) != form:
+                    elif new_trace.form(value) != form:
                         raise DonationError
             return call
 
-        return rewritten(self.trace, rewrite)
+        return rewrite_calls(self.trace, rewrite)
 
 
 def _overlap(part: _Part, other: _Part) -> bool:
     """Returns whether two parts may share elements."""
-    for (dim, place), (other_dim, other_place) in zip(part, other, strict=False):
-        if (dim, place) != (other_dim, other_place):
+    for (dim, index), (other_dim, other_index) in zip(part, other, strict=False):
+        if (dim, index) != (other_dim, other_index):
             return dim != other_dim
     return True
 
@@ -208,7 +208,7 @@ def _forms(call: Call, trace: Trace) -> Iterator[tuple[Value, Form]]:
     except RuntimeError as error:
         raise DonationError from error
     # Attention on CUDA returns numbers too.
-    tensors = [each for each in torch_private.tree_leaves(made) if isinstance(each, torch.Tensor)]
+    tensors = [leaf for leaf in torch_private.tree_leaves(made) if isinstance(leaf, torch.Tensor)]
     for value, tensor in zip(values(call.result), tensors, strict=True):
         form = trace.form(value)
         yield value, attrs.evolve(form, shape=tuple(tensor.shape), strides=tensor.stride())

@@ -7,7 +7,7 @@ import torch
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.capture.trace.analyses import last_uses
-from shardcore.adapters.capture.trace.rewriting import rewritten
+from shardcore.adapters.capture.trace.rewriting import rewrite_calls
 from shardcore.adapters.capture.trace.trace import Call, Trace, Value
 
 
@@ -19,15 +19,17 @@ def with_operands_reused(trace: Trace) -> Trace:
     """
     uses, uses_and_sends = last_uses(trace), last_uses(trace, sends=True)
 
-    def rewrite(call: Call, found: Trace) -> Call:
-        place = len(found.calls)
-        recorded = trace.calls[place]  # with the operands that uses were counted of
+    def rewrite(call: Call, new_trace: Trace) -> Call:
+        index = len(new_trace.calls)
+        recorded = trace.calls[index]  # with the operands that uses were counted of
         if call.is_all_reduce:
             operand = recorded.args[0]
-            if not trace.form(operand).is_dense or uses.get(trace.memory[operand.number]) != place:
+            if not trace.form(operand).is_dense or uses.get(trace.memory[operand.number]) != index:
                 return call
             return _writing(call, torch_private.all_reduce_in_place(), call.args[0], {})
-        ended = {each for each in trace.reads_of(recorded) if uses_and_sends.get(each) == place}
+        ended = {
+            memory for memory in trace.reads_of(recorded) if uses_and_sends.get(memory) == index
+        }
         targets = zip(_overwritable(recorded), _overwritable(call), strict=True)
         target = next((new for old, new in targets if _fits(old, recorded, ended, trace)), None)
         variant = None if target is None else torch_private.writing_into(call.operator)
@@ -35,7 +37,7 @@ def with_operands_reused(trace: Trace) -> Trace:
             return call
         return _writing(call, variant[0], target, {variant[1]: target})
 
-    return rewritten(trace, rewrite)
+    return rewrite_calls(trace, rewrite)
 
 
 def _writing(call: Call, operator: Any, target: Any, kwargs: dict[str, Any]) -> Call:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from shardcore.adapters.engine.engine import Engine
-from shardcore.adapters.engine.moves.passing import Passing
+from shardcore.adapters.engine.moves.ring_exchange import RingExchange
 from shardcore.adapters.engine.operators.attention.call import AttentionCall
 from shardcore.adapters.engine.operators.attention.ring import RingAttention
 from shardcore.adapters.engine.plans.task import (
@@ -63,7 +63,7 @@ def _backward(operator: Operator, *args: object, **kwargs: object) -> Task | Han
     if call.mask is not None and call.mask.ndim < 4:
         return _with_large_mask
     states = call.states.values()
-    others = tuple(each.ndim for each in states)
+    others = tuple(state.ndim for state in states)
     rule = layers.attention_backward(*_dims(call), call.trains_mask, others)
     masks = [] if call.mask is None else [call.mask]
     operands = [call.gradient, *call.inputs, *call.results, *masks, *states]
@@ -83,9 +83,9 @@ def _task(
     operands: Sequence[Operand],
     orders: Sequence[Order | None],
     compute: Compute,
-    around: Callable[[RingAttention], Compute],
+    in_ring: Callable[[RingAttention], Compute],
 ) -> Task:
-    """Returns the task of `call` by its rule; in a ring it runs `around`, else `compute`."""
+    """Returns the task of `call` by its rule; in a ring it runs `in_ring`, else `compute`."""
     ring = _ring(call)
     if ring is None:
         return Task(rule.without(_LENGTHS), operands, compute, orders=orders)
@@ -93,26 +93,26 @@ def _task(
     def over(engine: Engine, sharding: Sharding) -> Compute:
         _, key, _ = call.inputs
         layout = sharding.operands[operands.index(key)]
-        passing = Passing(engine, ring.axis, key.form, layout, _LENGTH - key.ndim)
-        return around(RingAttention(call, passing, striped=layout.segments[_LENGTH] > 1))
+        exchange = RingExchange(engine, ring.axis, key.form, layout, _LENGTH - key.ndim)
+        return in_ring(RingAttention(call, exchange, striped=layout.segments[_LENGTH] > 1))
 
     return Task(rule, operands, orders=orders, ring=ring, over=over)
 
 
 def _orders(operator: Operator, operands: Sequence[Operand]) -> list[Order | None]:
     """Returns the orders in memory of results that are like `operands`."""
-    return [(0, 2, 1, 3) if operator in _BY_LENGTH else order_of(each) for each in operands]
+    return [(0, 2, 1, 3) if operator in _BY_LENGTH else order_of(operand) for operand in operands]
 
 
 def _dims(call: AttentionCall) -> tuple[str, str | None]:
     mask = None if call.mask is None else call.mask.shape
-    return layers.attention_dims([each.shape for each in call.inputs], mask)
+    return layers.attention_dims([operand.shape for operand in call.inputs], mask)
 
 
 def _ring(call: AttentionCall) -> Ring | None:
     """Returns the ring, if one axis alone shards the lengths of query, key and value."""
     query, key, _ = call.inputs
-    layouts = [each.form.layout for each in call.inputs]
+    layouts = [operand.form.layout for operand in call.inputs]
     ring = Ring.of(layouts, _LENGTH, _LENGTHS, causal=call.causal)
     if ring is None or call.trains_mask:
         return None

@@ -59,7 +59,7 @@ class AttentionCall:
 
     @property
     def causal(self) -> bool:
-        """Whether a query meets only keys up to its own place."""
+        """Whether a query attends only to keys up to its own position."""
         return bool(self.arguments["is_causal"])
 
     @property
@@ -78,7 +78,7 @@ class AttentionCall:
         """The mask, which is added to the scores; None without one."""
         return self.arguments.get(self.mask_name)
 
-    def meets_no_key(self, mask: torch.Tensor) -> torch.Tensor:
+    def attends_to_no_key(self, mask: torch.Tensor) -> torch.Tensor:
         """Returns for each row of `mask` whether the operator attends to no key: its sum is 0 then.
 
         Where all keys have another large negative number, it attends to all of them alike.
@@ -90,8 +90,8 @@ class AttentionCall:
     def states(self) -> Mapping[str, Operand]:
         """The states of the random generator, by name: a gradient with dropout reads them."""
         names = ("philox_seed", "philox_offset")
-        found = {name: self.arguments.get(name) for name in names}
-        return {name: each for name, each in found.items() if each is not None}
+        states = {name: self.arguments.get(name) for name in names}
+        return {name: state for name, state in states.items() if state is not None}
 
     @property
     def trains_mask(self) -> bool:
@@ -107,7 +107,7 @@ class AttentionCall:
         *,
         causal: bool,
     ) -> tuple[Any, ...]:
-        """Returns the output, its sums as (batch, heads, length), and what else torch returns."""
+        """Returns the output, its sums as (batch, heads, length), and torch's other results."""
         inputs = {"query": query, "key": key, "value": value}
         output, sums, *others = self._run(inputs, mask, causal)
         if sums.shape != query.shape[:3]:

@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.adapters.engine.moves.steps import exchanged
+from shardcore.adapters.engine.moves.steps import run_exchange
 from shardcore.adapters.engine.plans.task import Operand, Operator
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import note_view
@@ -51,9 +51,9 @@ class ShiftHandlers:
             check_thread()
         move = Move(tensor.part, tuple(tensor.shape), tensor.form.layout, shift.layout)
         with redistribution_scope(move):
-            part = exchanged(tensor.part, shift.exchange, engine)
-        place = engine.world.mesh.position_along([shift.exchange.axis], engine.world.position)
-        pads = shift.pads[place]
+            part = run_exchange(tensor.part, shift.exchange, engine)
+        coordinate = engine.world.mesh.position_along([shift.exchange.axis], engine.world.position)
+        pads = shift.pads[coordinate]
         if any(pads):
             others = [0, 0] * (part.ndim - 1 - dim)
             part = aten.constant_pad_nd(part, [*others, *pads], self.value)

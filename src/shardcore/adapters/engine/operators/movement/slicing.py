@@ -36,7 +36,7 @@ def _slice(operator: Operator, tensor: Operand, dim: int = 0, *bounds: Any) -> T
         return shift.slice
 
     def call(part: torch.Tensor) -> Any:
-        start, end = (each * part.shape[dim] // size for each in (taken.start, taken.stop))
+        start, end = (bound * part.shape[dim] // size for bound in (taken.start, taken.stop))
         return operator(part, dim, start, end)
 
     counts = (size // segment,), (len(taken) // segment,)
@@ -51,12 +51,12 @@ def _range_of(size: int, start: int | None = None, end: int | None = None, step:
 def _empty(tensor: Operand, dim: int) -> Task:
     """Returns a slice without elements along `dim`, for which no collective is needed."""
     layout = tensor.form.layout
-    found = layout.without(*layout.dim_axes(dim)).reduced
+    target = layout.without(*layout.dim_axes(dim)).reduced
     return Task(
         basic.along(tensor.ndim, frozenset({dim})),
         [tensor],
         lambda parts: (parts[0].narrow(dim, 0, 0),),
-        layouts=Sharding.of([layout], [found], tensor.shape),
+        layouts=Sharding.of([layout], [target], tensor.shape),
     )
 
 
@@ -65,8 +65,8 @@ def _shift(tensor: Operand, dim: int, segment: int, start: int, size: int) -> Sh
 
     A tensor is redistributed into segments once, for all slices of it.
     """
-    found = ShiftHandlers.of(tensor, dim, start, size)
-    return found if found is not None and segment < len(found.shift.pads) else None
+    handlers = ShiftHandlers.of(tensor, dim, start, size)
+    return handlers if handlers is not None and segment < len(handlers.shift.pads) else None
 
 
 def _slice_backward(
@@ -91,7 +91,7 @@ def _slice_backward(
             local[dim] = size
             return operator(part, local, dim, *bounds)
         local[dim], start, end = (
-            each * part.shape[dim] // len(taken) for each in (size, taken.start, taken.stop)
+            bound * part.shape[dim] // len(taken) for bound in (size, taken.start, taken.stop)
         )
         return operator(part, local, dim, start, end, 1)
 
@@ -102,18 +102,20 @@ def _select(operator: Operator, tensor: Operand, dim: int, index: int) -> Task |
     layout, dim = tensor.form.layout, dim % tensor.ndim
     in_one_piece = layout.segments[dim] == 1 and tensor.dtype is not torch.bool
     if tensor.is_sharded(dim) and in_one_piece:
-        return _of_its_rank
-    return one_result(_less(tensor, dim), tensor, lambda part: operator(part, dim, index))
+        return _select_on_owner
+    return one_result(
+        _rule_without_dim(tensor, dim), tensor, lambda part: operator(part, dim, index)
+    )
 
 
-def _less(tensor: Operand, dim: int, results: int = 1) -> OperatorRule:
-    """Returns the rule of slices, which have all dims of `tensor` but `dim`."""
-    dims = [each for each in range(tensor.ndim) if each != dim]
+def _rule_without_dim(tensor: Operand, dim: int, results: int = 1) -> OperatorRule:
+    """Returns the rule for results that have all dims of `tensor` but `dim`."""
+    dims = [other for other in range(tensor.ndim) if other != dim]
     return movement.permute(tensor.ndim, dims, results)
 
 
-def _of_its_rank(operator: Operator, tensor: ShardedTensor, dim: int, index: int) -> Any:
-    """Returns the slice from its rank and zeros from the others: a partial sum, not yet sent."""
+def _select_on_owner(operator: Operator, tensor: ShardedTensor, dim: int, index: int) -> Any:
+    """Returns a partial sum: the rank that owns the index has its slice, the others have zeros."""
     engine, layout, shape = tensor.engine, tensor.form.layout, list(tensor.shape)
     dim %= tensor.ndim
     of_dim = with_dims(layout.reduced, [dim])
@@ -125,9 +127,9 @@ def _of_its_rank(operator: Operator, tensor: ShardedTensor, dim: int, index: int
         if place in own
         else tensor.part.new_zeros(local)
     )
-    others = [each for each in range(tensor.ndim) if each != dim]
-    found = with_dims(reduced_by_ranks(layout, dim, "sum"), others)
-    result = engine.sharded(part, found, tuple(shape))
+    others = [other for other in range(tensor.ndim) if other != dim]
+    pending = with_dims(reduced_by_ranks(layout, dim, "sum"), others)
+    result = engine.sharded(part, pending, tuple(shape))
     note_view(result, tensor, lambda full: operator(full, dim, index), is_copy=True)
     return result
 
@@ -147,23 +149,23 @@ def _select_backward(
     return one_result(rule, gradient, call)
 
 
-def _concatenated(operator: Operator, tensors: list[Operand], dim: int = 0) -> Task:
+def _concatenate(operator: Operator, tensors: list[Operand], dim: int = 0) -> Task:
     """Plans `cat` and `stack`; if all operands are partial sums, so is the result."""
     new = operator is aten.stack.default
     if not new:  # torch joins empty tensors of one dim to any tensor
-        tensors = [each for each in tensors if each.shape != (0,)] or list(tensors)
+        tensors = [tensor for tensor in tensors if tensor.shape != (0,)] or list(tensors)
     ndim = tensors[0].ndim
     dim %= ndim + new
     if new:
         rule = movement.permute(ndim, [*range(dim), None, *range(dim, ndim)], operands=len(tensors))
     else:
-        rule = movement.concatenation(ndim, dim, [each.shape[dim] for each in tensors])
-    are_pending = all(each.form.layout.partial for each in tensors)
+        rule = movement.concatenation(ndim, dim, [tensor.shape[dim] for tensor in tensors])
+    are_pending = all(tensor.form.layout.partial for tensor in tensors)
     adds = range(len(tensors)) if are_pending else ()
     return Task(rule, tensors, lambda parts: (operator(list(parts), dim),), adds=adds)
 
 
-def _pieces(_operator: Operator, tensor: Operand, sizes: int | list[int], dim: int = 0) -> Task:
+def _cut(_operator: Operator, tensor: Operand, sizes: int | list[int], dim: int = 0) -> Task:
     """Plans `split(tensor, sizes)`, with a list of sizes or one size for all."""
     dim %= tensor.ndim
     length = tensor.shape[dim]
@@ -172,7 +174,7 @@ def _pieces(_operator: Operator, tensor: Operand, sizes: int | list[int], dim: i
 
     def call(part: torch.Tensor) -> Sequence[torch.Tensor]:
         local = part.shape[dim]
-        return torch.split(part, [each * local // max(length, 1) for each in sizes], dim)
+        return torch.split(part, [size * local // max(length, 1) for size in sizes], dim)
 
     return several_results(movement.cut(tensor.ndim, dim, sizes), tensor, call)
 
@@ -185,7 +187,7 @@ def _repeat(_operator: Operator, tensor: Operand, repeats: Sequence[int]) -> Tas
 
 def _unbind(operator: Operator, tensor: Operand, dim: int = 0) -> Task:
     dim %= tensor.ndim
-    rule = _less(tensor, dim, tensor.shape[dim])
+    rule = _rule_without_dim(tensor, dim, tensor.shape[dim])
     return several_results(rule, tensor, lambda part: operator(part, dim))
 
 
@@ -195,9 +197,9 @@ PLANNERS: dict[Any, Planner] = by_operator(
         "slice_backward": _slice_backward,
         "select.int": _select,
         "select_backward": _select_backward,
-        "split.Tensor split_with_sizes": _pieces,
+        "split.Tensor split_with_sizes": _cut,
         "unbind.int": _unbind,
         "repeat": _repeat,
-        "cat stack": _concatenated,
+        "cat stack": _concatenate,
     }
 )

@@ -40,7 +40,7 @@ def several_results(
 
 def along(operator: Operator, args: Sequence[object], full: frozenset[int]) -> Task:
     """Plans an operator along the dims in `full`; all its tensors have the same dims."""
-    operands = [each for each in args if isinstance(each, Operand)]
+    operands = [arg for arg in args if isinstance(arg, Operand)]
     results = torch_private.number_of_results(operator)
     return Task(basic.along(operands[0].ndim, full, len(operands), results), operands)
 
@@ -69,7 +69,7 @@ def _squeeze(_operator: Operator, tensor: Operand, *dims: int | list[int]) -> Ta
     return one_result(rule, tensor, call)
 
 
-def _expanded(operator: Operator, tensor: Operand, sizes: Sequence[int], **kwargs: object) -> Task:
+def _expand(operator: Operator, tensor: Operand, sizes: Sequence[int], **kwargs: object) -> Task:
     """Plans `expand`; a partial tensor is reduced first, while it is smaller."""
     dims = movement.source_dims(tensor.shape, sizes)
     local = [-1 if dim is not None else size for dim, size in zip(dims, sizes, strict=True)]
@@ -83,7 +83,7 @@ def _expanded(operator: Operator, tensor: Operand, sizes: Sequence[int], **kwarg
     )
 
 
-def _reshaped(_operator: Operator, tensor: Operand, sizes: Sequence[int]) -> Task:
+def _reshape(_operator: Operator, tensor: Operand, sizes: Sequence[int]) -> Task:
     """Plans a reshape; it copies if the local shard allows no view."""
     rest = max(prod(size for size in sizes if size != -1), 1)
     target = tuple(tensor.numel() // rest if size == -1 else size for size in sizes)
@@ -128,15 +128,15 @@ def _as_strided(
     rule = movement.permute(tensor.ndim, [0, *[None] * (len(sizes) - 1)])
 
     def call(part: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = operator(part.contiguous(), [part.shape[0], *sizes[1:]], strides)
-        return found
+        frames: torch.Tensor = operator(part.contiguous(), [part.shape[0], *sizes[1:]], strides)
+        return frames
 
     return one_result(rule, tensor, call)
 
 
 def _unfold(operator: Operator, tensor: Operand, dim: int, *window: int) -> Task:
     """Plans `unfold(dim, size, step)`, which puts windows along `dim` into a new last dim."""
-    dims = [each if each != dim % tensor.ndim else None for each in range(tensor.ndim)]
+    dims = [other if other != dim % tensor.ndim else None for other in range(tensor.ndim)]
     rule = movement.permute(tensor.ndim, [*dims, None])
     return one_result(rule, tensor, lambda part: operator(part, dim, *window))
 
@@ -144,34 +144,34 @@ def _unfold(operator: Operator, tensor: Operand, dim: int, *window: int) -> Task
 def _unfold_backward(
     operator: Operator, gradient: Operand, sizes: Sequence[int], dim: int, *window: int
 ) -> Task:
-    place = dim % len(sizes)
-    dims = [each if each != place else None for each in range(len(sizes))]
+    target_dim = dim % len(sizes)
+    dims = [other if other != target_dim else None for other in range(len(sizes))]
 
     def call(part: torch.Tensor) -> torch.Tensor:
-        local = [*part.shape[:place], sizes[place], *part.shape[place + 1 : -1]]
-        found: torch.Tensor = operator(part, local, dim, *window)
-        return found
+        local = [*part.shape[:target_dim], sizes[target_dim], *part.shape[target_dim + 1 : -1]]
+        grad: torch.Tensor = operator(part, local, dim, *window)
+        return grad
 
     return one_result(movement.permute(gradient.ndim, dims), gradient, call)
 
 
-def _flipped(_operator: Operator, tensor: Operand, dims: Sequence[int]) -> Task:
+def _flip(_operator: Operator, tensor: Operand, dims: Sequence[int]) -> Task:
     rule = basic.along(tensor.ndim, frozenset(dim % tensor.ndim for dim in dims))
     return Task(rule, [tensor], linear_in=(0,), of_weights=True)
 
 
 PLANNERS: dict[Any, Planner] = {
-    torch_private.UNSAFE_VIEW: _reshaped,
+    torch_private.UNSAFE_VIEW: _reshape,
     **by_operator(
         {
-            "view reshape": _reshaped,
+            "view reshape": _reshape,
             "permute transpose.int t unsqueeze": _permute,
             "squeeze squeeze.dim squeeze.dims": _squeeze,
             "as_strided": _as_strided,
-            "expand": _expanded,
+            "expand": _expand,
             "unfold": _unfold,
             "unfold_backward": _unfold_backward,
-            "flip": _flipped,
+            "flip": _flip,
         }
     ),
 }

@@ -25,8 +25,8 @@ def _variance(
     keepdim: bool = False,
 ) -> Any:
     """Runs `var`, `std` and `var_mean` by two passes over `x`, in the dtype of `precise`."""
-    dims = [each % x.ndim for each in dim] if dim else list(range(x.ndim))
-    count = math.prod(x.shape[each] for each in dims)
+    dims = [d % x.ndim for d in dim] if dim else list(range(x.ndim))
+    count = math.prod(x.shape[d] for d in dims)
     values = precise(x)
     mean = reduced(values.sum(dims, keepdim=True)) / count
     deviation = values - mean
@@ -71,8 +71,8 @@ def _batch_norm_backward(_operator: Operator, *args: Any) -> Any:
     scale = one_over if weight is None else one_over * weight
     through_moments = _per_channel(of_bias, x) + normalized * _per_channel(of_weight, x)
     of_input = (gradient - through_moments / _samples(x)) * _per_channel(scale, x)
-    found = (of_input.to(x.dtype), of_weight, of_bias)
-    return tuple(each if wanted else None for each, wanted in zip(found, mask, strict=True))
+    gradients = (of_input.to(x.dtype), of_weight, of_bias)
+    return tuple(grad if wanted else None for grad, wanted in zip(gradients, mask, strict=True))
 
 
 def _sample_dims(x: torch.Tensor) -> list[int]:
@@ -98,8 +98,8 @@ def _by(run: Handler, operands: slice, training: int | None = None) -> Planner:
 
     def plan(_operator: Operator, *args: object, **_kwargs: object) -> Handler | None:
         is_used = training is None or args[training]
-        forms = [each.form for each in args[operands] if isinstance(each, Operand)]
-        any_sharded = any(not each.is_replicated and each.dtype.is_floating_point for each in forms)
+        forms = [arg.form for arg in args[operands] if isinstance(arg, Operand)]
+        any_sharded = any(not form.is_replicated and form.dtype.is_floating_point for form in forms)
         return run if is_used and any_sharded else None
 
     return plan
@@ -138,8 +138,8 @@ def logsumexp(x: torch.Tensor, dims: list[int], keepdim: bool = False) -> Any:
     largest = reduced(values.amax(dims, keepdim=True))
     largest = largest.masked_fill(largest.isinf(), 0)
     total = reduced((values - largest).exp().sum(dims, keepdim=True))
-    found = (total.log() + largest).to(x.dtype)
-    return found if keepdim else found.squeeze(dims)
+    log_sum = (total.log() + largest).to(x.dtype)
+    return log_sum if keepdim else log_sum.squeeze(dims)
 
 
 def softmax_backward(

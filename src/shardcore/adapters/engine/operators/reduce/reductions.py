@@ -52,7 +52,7 @@ def _norm(
     """Plans `linalg_vector_norm`: the usual one by a sum of squares."""
     if order == 2 and tensor.dtype.is_floating_point:
         return _root_of_squares
-    return _reduced(operator, tensor, *dims, **kwargs)
+    return _reduce(operator, tensor, *dims, **kwargs)
 
 
 def _root_of_squares(
@@ -93,7 +93,7 @@ def _dims_of(
     return tensor, frozenset(dim % tensor.ndim for dim in given if tensor.ndim), keepdim
 
 
-def _reduced(operator: Operator, *args: Any, **kwargs: Any) -> Task:
+def _reduce(operator: Operator, *args: Any, **kwargs: Any) -> Task:
     """Plans `argmax(tensor, dims, keepdim)` and similar; some have partial results."""
     tensor, dims, keep = _dims_of(*args, **kwargs)
     results = torch_private.number_of_results(operator)
@@ -108,7 +108,7 @@ def _any(operator: Operator, *args: Any) -> Task | Handler | None:
         return None
     if any(tensor.is_sharded(dim) for dim in dims):
         return _any_of_sharded
-    return _reduced(operator, *args)
+    return _reduce(operator, *args)
 
 
 def _any_of_sharded(operator: Operator, *args: Any) -> Any:
@@ -120,8 +120,8 @@ def _any_of_sharded(operator: Operator, *args: Any) -> Any:
     tensor, dims, keep = _dims_of(*args)
     is_all = torch_private.aten_name(operator) == "all"
     tensor = reduced(tensor)
-    found = tensor.eq(0) if is_all else tensor.ne(0)
-    of_ranks = reduced(found.to(torch.uint8).amax(sorted(dims), keep))
+    hits = tensor.eq(0) if is_all else tensor.ne(0)
+    of_ranks = reduced(hits.to(torch.uint8).amax(sorted(dims), keep))
     dtype = torch.uint8 if tensor.dtype is torch.uint8 else torch.bool
     return (of_ranks.eq(0) if is_all else of_ranks).to(dtype)
 
@@ -132,7 +132,7 @@ def _argmax(
     """Plans `argmax`; along a sharded dim each rank sends one number a row."""
     if dim is not None and tensor.is_sharded(dim) and tensor.dtype in _EXACT_IN_FLOAT32:
         return _argmax_of_sharded
-    return _reduced(operator, tensor, dim, keep)
+    return _reduce(operator, tensor, dim, keep)
 
 
 def _argmax_of_sharded(_operator: Operator, x: ShardedTensor, dim: int, keep: bool = False) -> Any:
@@ -143,25 +143,26 @@ def _argmax_of_sharded(_operator: Operator, x: ShardedTensor, dim: int, keep: bo
     own = in_layout(numbers, with_dims(layout, [dim])).part
     pending = reduced_by_ranks(layout, dim, "max")
     shape = (*x.shape[:dim], 1, *x.shape[dim + 1 :])
-    largest = reduced(engine.sharded(_packed(x.part, own, dim), pending, shape))
-    found = engine.sharded(_HALF - 1 - (largest.part & (_HALF - 1)), largest.form.layout, shape)
-    return found if keep else found.squeeze(dim)
+    largest = reduced(engine.sharded(_pack_value_and_index(x.part, own, dim), pending, shape))
+    indices = engine.sharded(_HALF - 1 - (largest.part & (_HALF - 1)), largest.form.layout, shape)
+    return indices if keep else indices.squeeze(dim)
 
 
-def _packed(part: torch.Tensor, numbers: torch.Tensor, dim: int) -> torch.Tensor:
-    """Returns one number for each row of `part`, this rank's values, which may be empty.
+def _pack_value_and_index(part: torch.Tensor, numbers: torch.Tensor, dim: int) -> torch.Tensor:
+    """Returns the largest value of each row of `part` with its index, packed into one integer.
 
-    `numbers` has their indices along the full dim; `dim` stays, with one entry. The upper half of
-    a result grows with the value, its lower half falls with the index. So the maximum over the
-    ranks belongs to the largest value, and of equal values to the first.
+    `part` has this rank's values, which may be none, `numbers` their indices along the full dim.
+    The reduced `dim` keeps one entry. The upper half of a result grows with the value, its lower
+    half falls with the index. So the maximum over the ranks belongs to the largest value, and of
+    equal values to the first.
     """
     if not part.shape[dim]:
         return torch.full_like(part.sum(dim, keepdim=True), _LEAST, dtype=torch.int64)
-    values, places = part.float().max(dim, keepdim=True)
-    return _ordered(values) * _HALF + (_HALF - 1 - numbers[places])
+    values, indices = part.float().max(dim, keepdim=True)
+    return _order_bits(values) * _HALF + (_HALF - 1 - numbers[indices])
 
 
-def _ordered(values: torch.Tensor) -> torch.Tensor:
+def _order_bits(values: torch.Tensor) -> torch.Tensor:
     """Returns integers in the order of `values`; nan is the largest, as in torch."""
     full = values + 0.0  # minus zero is zero
     bits = full.view(torch.int32).to(torch.int64)
@@ -198,7 +199,7 @@ def _logsumexp(operator: Operator, *args: Any) -> Task | Handler:
     tensor, dims, _ = _dims_of(*args)
     if tensor.dtype.is_floating_point and any(tensor.is_sharded(dim) for dim in dims):
         return run_softmax
-    return _reduced(operator, *args)
+    return _reduce(operator, *args)
 
 
 def _softmax(operator: Operator, *args: Any) -> Task | Handler:
@@ -228,13 +229,15 @@ def _count_own(
     engine, layout = numbers.engine, numbers.form.layout
     if weights is not None:
         weights = in_layout(engine.as_sharded(weights), layout).part
-    found = operator(numbers.part, weights, *least)
+    counts = operator(numbers.part, weights, *least)
 
     def of_all(part: torch.Tensor, op: ReduceOp) -> Any:
         return engine.sharded(part, reduced_by_ranks(layout, 0, op), tuple(part.shape))
 
-    length = int(reduced(of_all(found.new_tensor([found.numel()], dtype=torch.int64), "max")).part)
-    padded = torch.nn.functional.pad(found, (0, length - found.numel()))
+    length = int(
+        reduced(of_all(counts.new_tensor([counts.numel()], dtype=torch.int64), "max")).part
+    )
+    padded = torch.nn.functional.pad(counts, (0, length - counts.numel()))
     return of_all(padded, "sum")
 
 
@@ -250,13 +253,13 @@ PLANNERS: dict[Any, Planner] = {
             "any any.dim any.dims all all.dim all.dims": _any,
             "argmax": _argmax,
             "bincount": _bincount,
-            "argmin max.dim min.dim median.dim": _reduced,
+            "argmin max.dim min.dim median.dim": _reduce,
             "cumprod sort": _along_one,
             "logsumexp": _logsumexp,
             "topk": _topk,
         }
     ),
-    **dict.fromkeys(_EXTREMES, _reduced),
+    **dict.fromkeys(_EXTREMES, _reduce),
     torch_private.SAFE_SOFTMAX: _safe_softmax,
     **dict.fromkeys((*torch_private.SOFTMAX, *torch_private.SOFTMAX_BACKWARD), _softmax),
 }

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from shardcore.adapters.capture.passes import improved
+from shardcore.adapters.capture.passes import run_passes
 from shardcore.adapters.capture.passes.communication.sums import Memories
 from shardcore.adapters.capture.passes.memory.donation import with_donated_inputs
 from shardcore.adapters.capture.recording.recorder import Recorder
@@ -64,12 +64,12 @@ def donated(step, given, count=1):
     """The trace of `step` before and after the pass, and after all passes."""
     trace = recorded(step, *given)
     trace.donated = count
-    return trace, with_donated_inputs(trace), improved(trace, Memories())
+    return trace, with_donated_inputs(trace), run_passes(trace, Memories())
 
 
 def run(trace, given):
     copies = [each.clone() for each in given]
-    function = function_of(trace, {number: trace.found[number] for number in trace.outside})
+    function = function_of(trace, {number: trace.first_values[number] for number in trace.outside})
     return function(*copies), copies
 
 

@@ -17,7 +17,7 @@ def improved(step, *tensors):
     recorder = Recorder(tensors)
     eager = recorder.run(lambda: step(*tensors))
     trace = with_operands_reused(recorder.trace)
-    graph = function_of(trace, {number: trace.found[number] for number in trace.outside})
+    graph = function_of(trace, {number: trace.first_values[number] for number in trace.outside})
     for one, other in zip(eager, graph(*tensors), strict=True):
         assert torch.equal(one, other)
         assert one.stride() == other.stride()

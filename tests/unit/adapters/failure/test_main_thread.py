@@ -4,7 +4,7 @@ import gc
 import threading
 import weakref
 
-from shardcore.adapters.failure.place import Place
+from shardcore.adapters.failure.main_thread import MainThread
 
 
 class Thing:
@@ -16,7 +16,7 @@ def test_a_look_keeps_nothing_of_the_main_thread_alive():
 
     def looked_at():
         thing = Thing()
-        thread = threading.Thread(target=Place().look)
+        thread = threading.Thread(target=MainThread().look)
         thread.start()
         thread.join()
         return weakref.ref(thing)
@@ -29,4 +29,4 @@ def test_a_look_keeps_nothing_of_the_main_thread_alive():
 
 
 def test_a_thread_that_is_in_no_collective_has_no_place():
-    assert str(Place().look()) == ""
+    assert str(MainThread().look()) == ""

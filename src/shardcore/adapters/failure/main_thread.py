@@ -1,4 +1,4 @@
-"""The place of this rank: the line of its main thread, and the collective in which it waits."""
+"""The state of the main thread: its line, and the collective in which it waits."""
 
 import sys
 import threading
@@ -14,7 +14,7 @@ import attrs
 from shardcore.adapters.torch_private import collectives
 from shardcore.reporting.errors import CAPTURED, user_line
 
-# The seconds after which a rank that has not moved tells where it is.
+# The seconds after which a rank that has not moved publishes where it is.
 STAY_SECONDS = 6.0
 # The words with which a rank says that it waits in a collective.
 _WAITS = "waits in another collective"
@@ -27,8 +27,8 @@ _FILES = (
 
 
 @attrs.frozen
-class Here:
-    """The present place of the main thread.
+class ThreadState:
+    """The state of the main thread.
 
     Args:
         waits: Whether it is in a collective of tensors.
@@ -47,30 +47,32 @@ class Here:
         return f"{_WAITS} ({self.line})"
 
 
-def is_in_collective(place: str) -> bool:
-    """Returns whether a rank that says so of its place waits in a collective."""
-    return place.startswith(_WAITS)
+def is_in_collective(status: str) -> bool:
+    """Returns whether a rank with this status waits in a collective."""
+    return status.startswith(_WAITS)
 
 
 @attrs.define
-class Place:
-    """The place of the main thread, as another thread sees it."""
+class MainThread:
+    """The main thread, as another thread sees it."""
 
     _stay: Hashable = attrs.field(default=None, init=False)
     _since: float = attrs.field(default=0.0, init=False)
 
-    def look(self) -> Here:
-        """Returns where the main thread is now."""
+    def look(self) -> ThreadState:
+        """Returns the state of the main thread now."""
         main = threading.main_thread().ident or 0
         # Nothing keeps the dict: with this frame in it, it would keep the tensors of all frames.
         frame = sys._current_frames().get(main)  # noqa: SLF001 - documented, in spite of its name
         stay = None if frame is None else (id(frame), frame.f_lasti)
         if stay != self._stay:
             self._stay, self._since = stay, time.monotonic()
-        return Here(_is_collective(frame), time.monotonic() - self._since, user_line(frame))
+        return ThreadState(_is_collective(frame), time.monotonic() - self._since, user_line(frame))
 
 
 def _is_collective(frame: FrameType | None) -> bool:
     # torch's own Python may be between the collective and the code that starts it.
-    files = [each.f_code.co_filename for each, _ in islice(walk_stack(frame), 8)] if frame else []
+    files = (
+        [caller.f_code.co_filename for caller, _ in islice(walk_stack(frame), 8)] if frame else []
+    )
     return any(part in file for file in files for part in _FILES)

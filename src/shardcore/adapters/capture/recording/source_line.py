@@ -22,7 +22,7 @@ _CONVERSIONS = tuple(
 )
 
 
-def place() -> str:
+def source_line() -> str:
     """Returns the line of Python that is running, and the layer, or that it is a backward pass."""
     layer = layer_scope.now()
     if layer:

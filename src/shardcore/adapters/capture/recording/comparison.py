@@ -1,4 +1,4 @@
-"""Constants of a step: tensors that each run creates from the same Python numbers."""
+"""Comparison of two runs of a step: their operators, and the constants that both create alike."""
 
 from collections.abc import Collection, Set
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.trace.trace import Trace, numbered, values
+from shardcore.adapters.capture.trace.trace import Call, Trace, numbered, values
 from shardcore.domain.steps.capture import NotCaptured, TracesDiffer
 
 
@@ -16,23 +16,23 @@ def literals(first: Trace, second: Trace) -> dict[int, torch.Tensor]:
     Raises:
         NotCaptured: If the values of one differ.
     """
-    found = {}
+    constants = {}
     written = second.overwritten()
     for number, value in second.outside.items():
         before = first.outside[number]
         if is_same(before, value):
             continue
-        kept = second.found.get(number)
-        if kept is None and second.memory[number] not in written:
+        constant = second.first_values.get(number)
+        if constant is None and second.memory[number] not in written:
             # The first of two large tensors in one buffer is overwritten: its values are unknown.
-            kept = value if before.data_ptr() != value.data_ptr() else None
-        if kept is None or not are_equal(first.found.get(number, before), kept):
+            constant = value if before.data_ptr() != value.data_ptr() else None
+        if constant is None or not are_equal(first.first_values.get(number, before), constant):
             raise NotCaptured(
                 f"{reader_of(second, number)} reads a tensor that Python creates with other values "
                 "in each step: pass it in the batch, or keep it in a variable"
             )
-        found[number] = kept
-    return found
+        constants[number] = constant
+    return constants
 
 
 def literals_of_other_size(
@@ -52,14 +52,14 @@ def literals_of_other_size(
         number in known or is_same(value, trace.outside[number])
         for number, value in earlier.outside.items()
     )
-    if not is_same_step or not known <= trace.found.keys():
+    if not is_same_step or not known <= trace.first_values.keys():
         raise TracesDiffer("it has other operators than with batches of another size")
-    return {number: trace.found[number] for number in known}
+    return {number: trace.first_values[number] for number in known}
 
 
 def _calls(trace: Trace) -> tuple[Any, ...]:
     """Returns the calls without their numbers, and what the step takes and returns."""
-    calls = [(each.operator, each.operands, each.results, each.writes) for each in trace.calls]
+    calls = [(call.operator, call.operands, call.results, call.writes) for call in trace.calls]
     reads = [read.value for read in trace.reads]
     return (*calls, trace.inputs, reads, trace.outside.keys(), values(trace.outputs))
 
@@ -102,3 +102,29 @@ def reader_of(trace: Trace, number: int) -> str:
         if numbered(number) in call.operands:
             return f"{call.operator} at {call.line}"
     return "the step"
+
+
+def difference(first: Trace, second: Trace) -> str:
+    """Returns how two runs of a step differ, empty if they are the same."""
+    for one, other in zip(first.calls, second.calls, strict=False):
+        if not is_same_call(one, other):
+            return f"{describe(one)} in one step was {describe(other)} in the next, at {other.line}"
+    if len(first.calls) != len(second.calls):
+        return f"it ran {len(first.calls)} operators in one step, {len(second.calls)} in the next"
+    if first.inputs != second.inputs or first.outside.keys() != second.outside.keys():
+        return "its operators read other tensors in each step"
+    if first.outputs != second.outputs:
+        return f"it returned {first.outputs} in one step, {second.outputs} in the next"
+    return ""
+
+
+def is_same_call(one: Call, other: Call) -> bool:
+    """Returns whether two runs called the same operator on the same values and numbers."""
+    return one == other or repr(one) == repr(other)  # a nan is not equal to itself
+
+
+def describe(call: Call) -> str:
+    """Returns an operator and its numbers, for messages."""
+    leaves = torch_private.tree_leaves((call.args, call.kwargs))
+    plain = [leaf for leaf in leaves if isinstance(leaf, bool | int | float | complex)]
+    return f"{call.operator} with {plain}" if plain else str(call.operator)
