@@ -18,10 +18,13 @@
 # make states  changes Python state between captured steps in some 290 ways: two minutes
 # make fuzz   runs random programs over ranks and on one device for ten minutes, and shrinks those that differ;
 #             make fuzz SECONDS=60 SEED=17 says how long, and from which seed on
+# make keras-tests  runs the tests of Keras itself over two ranks in eight variants, and writes
+#             docs/reference/keras-tests.md: hours; make keras-tests VARIANT=installed ONLY=layers/core runs a part
 # make tensorflow  runs what needs TensorFlow beside torch: tf.data, TensorBoard, exports, captured preprocessing
 # make traffic  counts the bytes that a rank sends in a step, beside those of Keras on JAX
 # Each creates what it needs: .venv (everything), .venv-demo (no linters, no test tools), .venv-core (no torch,
-# no Keras), .venv-docs (the site), .venv-dist (build, twine), .venv-hub (keras-hub), .venv-tensorflow.
+# no Keras), .venv-docs (the site), .venv-dist (build, twine), .venv-hub (keras-hub), .venv-tensorflow,
+# .venv-keras-tests (what the tests of Keras import).
 
 PYTHON ?= python3
 VENV := .venv
@@ -32,6 +35,7 @@ DIST_VENV := .venv-dist
 DEMO_VENV := $(if $(wildcard $(VENV)/.installed),$(VENV),.venv-demo)
 HUB_VENV := .venv-hub
 TENSORFLOW_VENV := .venv-tensorflow
+KERAS_TESTS_VENV := .venv-keras-tests
 PIP_INSTALL := -m pip install --disable-pip-version-check -c constraints.txt
 
 # Python compiles the modules that the tests import; to compile all that pip installs takes 20 seconds.
@@ -58,7 +62,7 @@ ifndef SIDE_BY_SIDE
 endif
 .PHONY: demo test test-fast test-long lint faults hosts checks unit unit-core unit-torch \
 	distributed distributed-dtensor distributed-manual matrix-full \
-	bench bench-jax hub states fuzz tensorflow compat compat-all gpu docs dist traffic clean
+	bench bench-jax hub states fuzz keras-tests tensorflow compat compat-all gpu docs dist traffic clean
 
 demo: $(DEMO_VENV)/.installed
 	$(DEMO_VENV)/bin/python examples/demo.py
@@ -153,6 +157,10 @@ fuzz: $(VENV)/.installed
 	$(call headline,random programs over two to four ranks beside one device: $(SECONDS) seconds)
 	$(VENV)/bin/python -m tests.fuzz --seconds $(SECONDS) $(SEED:%=--seed %)
 
+keras-tests: $(KERAS_TESTS_VENV)/.installed
+	$(call headline,the tests of Keras itself over two ranks)
+	OMP_NUM_THREADS=1 $(KERAS_TESTS_VENV)/bin/python -m tests.keras_tests $(VARIANT:%=--variant "%") $(ONLY:%=--only %)
+
 tensorflow: $(TENSORFLOW_VENV)/.installed
 	$(call headline,tests that need TensorFlow)
 	$(TENSORFLOW_VENV)/bin/python -m pytest -n 0 tests/distributed/guides/test_tensorflow.py
@@ -233,6 +241,14 @@ $(TENSORFLOW_VENV)/.installed: pyproject.toml constraints.txt
 	$(call headline,installing shardcore beside TensorFlow into $(TENSORFLOW_VENV))
 	$(create_venv)
 	$(@D)/bin/python $(PIP_INSTALL) $(COMPILED_LATER) -e '.[torch,dev]' 'tensorflow-cpu==2.20.*' 'tensorboard==2.20.*'
+	@touch $@
+
+# What Keras' own tests compare with, or read files by.
+$(KERAS_TESTS_VENV)/.installed: pyproject.toml constraints.txt
+	$(call headline,installing shardcore and what the tests of Keras import into $(KERAS_TESTS_VENV))
+	$(create_venv)
+	$(@D)/bin/python $(PIP_INSTALL) $(COMPILED_LATER) -e '.[torch,dev]' 'tensorflow-cpu==2.20.*' 'jax==0.10.*' \
+		grain pandas pillow scikit-learn scipy
 	@touch $@
 
 build/bench-jax/.installed: benchmarks/constraints-jax.txt

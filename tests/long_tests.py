@@ -116,6 +116,10 @@ LONG_TESTS = {
     "counted[decoder-mesh3-tensor_parallel-manual]": (
         "the MLP under manual, the decoder under dtensor"
     ),
+    "keras_distribution/test_keras_tests_on_ranks.py::"
+    "test_pass_in_each_variant[manual-layers/core/embedding_test.py-20]": "make keras-tests",
+    "keras_distribution/test_keras_tests_on_ranks.py::test_pass_in_each_variant"
+    "[variables sharded-layers/normalization/batch_normalization_test.py-5]": "make keras-tests",
     "keras_distribution/test_keras_own_tests.py::"
     "test_the_same_tests_of_keras_pass_as_without_shardcore[saving]": "tests/distributed/files",
     "keras_distribution/test_keras_own_tests.py::"

@@ -68,13 +68,15 @@ def _to_dlpack(original: Callable[..., Any], tensor: Any, *args: object, **optio
     return original(tensor, *args, **options)
 
 
-def _fully_shard(original: Callable[..., Any], module: Any, *args: object, **options: Any) -> Any:
+def _fully_shard(
+    original: Callable[..., Any], module: Any, *args: object, **options: object
+) -> Any:
     _refuse_sharded(module, "fully_shard()")
     return original(module, *args, **options)
 
 
 def _init_fsdp(
-    original: Callable[..., Any], wrapper: Any, module: Any, *args: object, **options: Any
+    original: Callable[..., Any], wrapper: object, module: Any, *args: object, **options: object
 ) -> None:
     _refuse_sharded(module, "FullyShardedDataParallel()")
     original(wrapper, module, *args, **options)
@@ -113,7 +115,7 @@ def _with_original(original: Callable[..., Any], call: Callable[..., Any]) -> Ca
     """Returns a function that runs `call` with the original as its first argument."""
 
     @functools.wraps(original)
-    def replacement(*args: Any, **options: Any) -> Any:
+    def replacement(*args: object, **options: object) -> Any:
         return call(original, *args, **options)
 
     return replacement

@@ -8,7 +8,7 @@ from keras.src import backend
 import shardcore
 from shardcore import bootstrap
 from shardcore.binding.keras_private.lines import LINE
-from tests.keras_tests import KERAS, outcomes
+from tests.keras_tests.running import KERAS, outcomes
 
 DISTRIBUTION = "distribution/distribution_lib_test.py"
 WITHOUT_TENSORFLOW = "not dataset or unsupported_dataset"
