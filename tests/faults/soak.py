@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,7 +62,7 @@ class Sample:
             len(os.listdir("/proc/self/fd")),
             _count_tensors(),
             # Python lists a thread of gloo once it has called Python: the system lists all.
-            frozenset(map(int, os.listdir("/proc/self/task"))),
+            frozenset(map(int, os.listdir("/proc/self/task"))) - _threads_for_callbacks(),
         )
 
     @classmethod
@@ -75,6 +76,18 @@ class Sample:
         """Returns the sample as a line of text."""
         numbers = (self.minute, self.memory, self.descriptors, self.tensors, *self.threads)
         return " ".join(map(str, numbers)) + "\n"
+
+
+def _threads_for_callbacks() -> frozenset[int]:
+    """Returns the threads on which Keras runs callbacks at ends of batches.
+
+    It starts another one whenever none is idle, up to four more than there are cores.
+    """
+    return frozenset(
+        thread.native_id or 0
+        for thread in threading.enumerate()
+        if thread.name.startswith("ThreadPoolExecutor")
+    )
 
 
 def _count_tensors() -> int:
