@@ -17,6 +17,7 @@ from benchmarks import (
     generation,
     many_ranks,
     newcomer,
+    operators,
     plans,
     rounds,
     rows,
@@ -247,6 +248,11 @@ def first_program(options: Options) -> Iterator[Row]:
     yield from newcomer.rows(options.quick, options.strategy, options.rounds)
 
 
+def single_operators(options: Options) -> Iterator[Row]:
+    """The CPU time of single operators on small sharded tensors."""
+    yield from operators.rows(options.quick, options.strategy, options.rounds)
+
+
 def _cuda(options: Options) -> Iterator[Row]:
     from benchmarks import cuda  # which imports what is above
 
@@ -262,6 +268,7 @@ SECTIONS: dict[str, Callable[[Options], Iterator[Row]]] = {
     "generate": generate,
     "warmup": warm_up,
     "newcomer": first_program,
+    "operators": single_operators,
     "growth": growth,
     "compiling": compiling,
     "worlds": simulated,

@@ -1,6 +1,6 @@
 """Runs an operator on sharded tensors: by a plan, which is made once, or a handler (ADR 23)."""
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from functools import cache, partial
 from math import isfinite
 from typing import Any
@@ -44,7 +44,7 @@ def run(operator: Operator, args: tuple[object, ...], kwargs: dict[str, object])
     key = (route, *_key(args, tensors, engine, route.is_exact))
     if kwargs:
         key = (*key, *kwargs, *_key(kwargs.values(), tensors, engine, route.is_exact))
-    known = [find_copy(tensor) if tensor.memory.redistributed else None for tensor in tensors]
+    known = _known_copies(tensors)
     if any(known):
         key = (*key, *((copy.tensor.form, copy.serves) if copy else None for copy in known))
     plan = engine.plans.get(key)
@@ -133,12 +133,11 @@ def _run_handler(handler: Handler, operator: Operator, *args: object, **kwargs: 
 
 def _engine(args: tuple[object, ...], kwargs: dict[str, object]) -> Engine:
     """Returns the engine of a sharded tensor: the first argument that is one, or in a list."""
-    first = next((arg for arg in args if isinstance(arg, ShardedTensor)), None)
-    if first is None:
-        leaves = torch_private.tree_leaves((args, kwargs))
-        first = next(leaf for leaf in leaves if isinstance(leaf, ShardedTensor))
-    engine: Engine = first.engine
-    return engine
+    for arg in args:  # without a generator, which takes longer than the look-up of a plan
+        if isinstance(arg, ShardedTensor):
+            return arg.engine  # type: ignore[no-any-return]
+    leaves = torch_private.tree_leaves((args, kwargs))
+    return next(leaf.engine for leaf in leaves if isinstance(leaf, ShardedTensor))  # type: ignore[no-any-return]
 
 
 def _key(
@@ -176,6 +175,14 @@ def _key(
     return key
 
 
+def _known_copies(tensors: Sequence[ShardedTensor]) -> list[Redistributed | None]:
+    """Returns the redistributed copy of each tensor; nothing if no tensor has one."""
+    for tensor in tensors:
+        if tensor.memory.redistributed:
+            return [find_copy(other) if other.memory.redistributed else None for other in tensors]
+    return []
+
+
 def _plan(
     planner: Planner,
     operator: Operator,
@@ -188,7 +195,7 @@ def _plan(
     leaves = torch_private.tree_leaves((args, kwargs))
     if not all(is_dense(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)):
         return run_full
-    numbers = enumerate(zip(tensors, known, strict=True))
+    numbers = enumerate(zip(tensors, known or [None] * len(tensors), strict=True))
     operands = iter(
         [operand(operator, tensor.form, number, copy) for number, (tensor, copy) in numbers]
     )

@@ -15,7 +15,7 @@ from shardcore.adapters.engine.plans.task import Compute, Order, Task, in_order
 from shardcore.adapters.engine.redistributed import Redistributed
 from shardcore.adapters.engine.tensor import Form, ShardedTensor
 from shardcore.adapters.engine.writes import note_view
-from shardcore.adapters.torch_private import Kwargs, is_view
+from shardcore.adapters.torch_private import Kwargs, is_view, tree_leaves
 from shardcore.domain.derived_layouts import with_pending
 from shardcore.domain.layout import PartialAxes
 from shardcore.domain.planner.call import PlacedTensor
@@ -53,6 +53,10 @@ class Plan:
     _is_view: bool = attrs.field(init=False)
     _falls_back: bool = attrs.field(init=False)
     _results: tuple[_Result | None, ...] | None = attrs.field(default=None, init=False)
+    # The form of the result, if it is one and its local shard stays as it is computed.
+    _only_form: Form | None = attrs.field(default=None, init=False)
+    # The positions of the tensors among the arguments; empty if tensors are elsewhere too.
+    _positions: tuple[int, ...] | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._numbers = tuple(number for number, _, _ in self.uses)
@@ -92,9 +96,13 @@ class Plan:
         outputs = compute(parts) if compute else self._call(parts, args, kwargs)
         if self._results is None:
             self._results = self._first_results(outputs)
+            only = self._results[0] if len(self._results) == 1 else None
+            self._only_form = None if only is None or only.order else only.form
         if self._is_view:
             number = self._numbers[0]
             return self._views(outputs, tensors[number], known[number] if known else None)
+        if self._only_form is not None:
+            return [self.engine.wrap(outputs[0], self._only_form)]
         wrap = self.engine.wrap
         return [
             part
@@ -107,13 +115,18 @@ class Plan:
         self, parts: list[torch.Tensor], args: tuple[object, ...], kwargs: Kwargs | None
     ) -> Any:
         """Runs the operator itself, with `parts` in the place of tensors."""
-        left = iter(parts)
-        local_args = [with_tensors(arg, left) for arg in args]
-        if kwargs:
-            named = {name: with_tensors(arg, left) for name, arg in kwargs.items()}
-            outputs = self.operator(*local_args, **named)
+        if self._positions is None:
+            self._positions = _tensor_positions(args, kwargs)
+        if self._positions:
+            local_args = list(args)
+            for position, part in zip(self._positions, parts, strict=True):
+                local_args[position] = part
+            named = kwargs
         else:
-            outputs = self.operator(*local_args)
+            left = iter(parts)
+            local_args = [with_tensors(arg, left) for arg in args]
+            named = kwargs and {name: with_tensors(arg, left) for name, arg in kwargs.items()}
+        outputs = self.operator(*local_args, **named) if named else self.operator(*local_args)
         return outputs if isinstance(outputs, tuple | list) else (outputs,)
 
     def _views(
@@ -190,6 +203,17 @@ class Plan:
             return None
         full = torch.empty_strided(form.shape, form.strides, dtype=form.dtype, device="meta")
         return [tuple(view.stride()) for view in compute([full]) if view is not None]
+
+
+def _tensor_positions(args: tuple[object, ...], kwargs: Kwargs | None) -> tuple[int, ...]:
+    """Returns the positions of tensors in `args`; none if lists or `kwargs` have tensors too.
+
+    They are those of all calls of a plan: its key has the kinds of the arguments.
+    """
+    nested = [arg for arg in args if isinstance(arg, list | tuple)]
+    if any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves((nested, kwargs))):
+        return ()
+    return tuple(n for n, arg in enumerate(args) if isinstance(arg, torch.Tensor))
 
 
 def with_tensors(argument: object, others: Iterator[object]) -> Any:
