@@ -295,6 +295,22 @@ def of_a_format():
     return read, lambda: setattr(inner, "scale_of_it", 3.0)
 
 
+def of_a_name_that_map_looks_up():
+    config = types.SimpleNamespace(first_scale=1.0)
+    names = ["_".join(["first", "scale"])]
+    return lambda: sum(map(getattr, [config], names)), lambda: setattr(config, names[0], 3.0)
+
+
+def of_a_name_that_an_alias_looks_up():
+    config = types.SimpleNamespace(second_scale=1.0)
+    name = "_".join(["second", "scale"])
+
+    def read(look_up=getattr):
+        return look_up(config, name)
+
+    return read, lambda: setattr(config, name, 3.0)
+
+
 READERS = {}
 
 

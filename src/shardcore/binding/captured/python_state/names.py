@@ -1,15 +1,20 @@
 """The names in the code of a function: what it looks up in modules and on objects."""
 
+import builtins
 import dis
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
 from itertools import takewhile
 from types import CodeType
+from typing import Any
 
 import attrs
 
 # Functions that look up attributes by a name that they are given.
-_LOOKUPS = frozenset({"getattr", "hasattr"})
+LOOKUPS = frozenset({"getattr", "hasattr"})
 # Names of what reads all attributes of an object, or those whose names are in a value.
 _ALL = frozenset(
     {
@@ -31,7 +36,8 @@ class Names:
         variables: Names of global variables.
         attributes: Names of attributes and keys: all names, and all strings.
         modules: Names of modules that it imports.
-        are_complete: Whether no attribute is looked up by another name.
+        are_complete: Whether all other names are seen while they are looked up: by calls of
+            `getattr` and `hasattr`, see `noted_lookups`.
         place: The function and its line, for messages.
     """
 
@@ -66,7 +72,7 @@ class Names:
             frozenset(variables),
             frozenset(attributes),
             frozenset(modules),
-            not attributes & _ALL and _are_constant(instructions),
+            not attributes & _ALL and _are_called(instructions),
             f"{code.co_qualname} ({code.co_filename}:{code.co_firstlineno})",
         )
 
@@ -82,16 +88,17 @@ def _strings(constants: tuple[object, ...]) -> Iterator[str]:
             yield from _strings(tuple(constant))
 
 
-def _are_constant(instructions: list[dis.Instruction]) -> bool:
-    """Returns whether each `getattr` and `hasattr` is called with a name that is a constant.
+def _are_called(instructions: list[dis.Instruction]) -> bool:
+    """Returns whether `getattr` and `hasattr` are called where they are loaded, or by a constant.
 
-    What is more than loads of an object, a constant string, at most a default, and the call is not.
+    Else code may pass them on, and something else looks up.
     """
     steps = [step for step in instructions if step.opname not in _IGNORED]
     return all(
-        _names_a_constant(steps[index + 1 :])
+        (step.opname == "LOAD_GLOBAL" and bool((step.arg or 0) & 1))
+        or _names_a_constant(steps[index + 1 :])
         for index, step in enumerate(steps)
-        if step.argval in _LOOKUPS and step.opname != "LOAD_CONST"
+        if step.argval in LOOKUPS and step.opname != "LOAD_CONST"
     )
 
 
@@ -102,3 +109,32 @@ def _names_a_constant(steps: list[dis.Instruction]) -> bool:
     call = after[-1] if has_default else after[0]
     is_text = name.opname == "LOAD_CONST" and isinstance(name.argval, str)
     return bool(loads) and is_text and call.opname.startswith("CALL")
+
+
+@contextmanager
+def noted_lookups(names_by_caller: dict[CodeType, set[str]]) -> Iterator[None]:
+    """Adds the names that `getattr` and `hasattr` get meanwhile, by the code that calls them.
+
+    `getattr(self, f"block_{i}")` has no name in its code, and no profile sees arguments: so both
+    functions are replaced.
+    """
+    originals = {name: getattr(builtins, name) for name in LOOKUPS}
+    for name, original in originals.items():
+        setattr(builtins, name, _noting(original, names_by_caller))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(builtins, name, original)
+
+
+def _noting(
+    original: Callable[..., Any], names_by_caller: dict[CodeType, set[str]]
+) -> Callable[..., Any]:
+    @wraps(original)
+    def look_up(*args: Any) -> Any:
+        if len(args) > 1 and isinstance(args[1], str):
+            names_by_caller.setdefault(sys._getframe(1).f_code, set()).add(args[1])
+        return original(*args)
+
+    return look_up

@@ -66,12 +66,11 @@ class ObjectWalk(abc.ABC):
     names_are_computed: bool = attrs.field(default=False, init=False)
     has_decimals: bool = attrs.field(default=False, init=False)  # whether it met decimal numbers
     budget: Budget = attrs.field(factory=Budget, init=False)
-    # All names in the user's code.
+    # All names in the user's code, and those that it has looked up.
     user_names: frozenset[str] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        names = [self.called.names_of(code).attributes for code in self.called.users()]
-        self.user_names = frozenset().union(*names)
+        self.user_names = self.called.user_names()
 
     def _visit(self, value: Any, name: str) -> None:
         """Notes what is compared of a value, and adds its parts."""

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from shardcore.binding.captured.python_state import rules
-from shardcore.binding.captured.python_state.names import Names
+from shardcore.binding.captured.python_state.names import LOOKUPS, Names, noted_lookups
 from shardcore.binding.captured.python_state.origins import (
     is_known,
     is_module_body,
@@ -23,6 +23,7 @@ from shardcore.binding.captured.python_state.origins import (
 from shardcore.domain.steps.capture import NotCaptured
 from shardcore.ports.capture import Observer
 
+_PASSED_LOOKUPS = frozenset(f"<built-in method builtins.{name}>" for name in LOOKUPS)
 _LOGGING = ("logging", "absl.logging")
 # Methods of a logger that write nothing.
 _ASK = frozenset({"isEnabledFor", "getEffectiveLevel", "getChild", "getLogger"})
@@ -45,11 +46,13 @@ class ObservedCalls:
     # What the user's code calls, as far as the profile knows.
     _called_by_users: set[Any] = attrs.field(factory=set, init=False)
     _known_names: dict[CodeType, Names] = attrs.field(factory=dict, init=False)
+    # The names that code gave to `getattr` and `hasattr`.
+    _looked_up: dict[CodeType, set[str]] = attrs.field(factory=dict, init=False)
 
     @contextmanager
     def observed(self) -> Iterator[Observer]:
         """Notes what this thread calls while the observer is enabled."""
-        with _profile() as profile:
+        with noted_lookups(self._looked_up), _profile() as profile:
             yield profile
         self._note(profile.getstats())
 
@@ -99,6 +102,7 @@ class ObservedCalls:
         self._codes.clear()
         self._called_outside.clear()
         self._called_by_users.clear()
+        self._looked_up.clear()
 
     @property
     def count(self) -> int:
@@ -162,14 +166,24 @@ class ObservedCalls:
         return "the step"
 
     def attribute_names(self) -> frozenset[str] | None:
-        """Returns all names of attributes in the code that ran; None if some are computed."""
-        if not all(self.names_of(code).are_complete for code in self.users()):
+        """Returns all names of attributes in the code that ran; None if some are not known.
+
+        A call of Python's own `getattr` was not noted: it was passed to the code.
+        """
+        is_known = all(self.names_of(code).are_complete for code in self.users())
+        if not is_known or not self._called_by_users.isdisjoint(_PASSED_LOOKUPS):
             return None
-        names = set[str]().union(*(self.names_of(code).attributes for code in self.users()))
+        names = set(self.user_names())
         for code in self._codes.values():
             names.update(code.co_names, code.co_freevars)
             names.update(constant for constant in code.co_consts if isinstance(constant, str))
         return frozenset(names)
+
+    def user_names(self) -> frozenset[str]:
+        """Returns the names in the user's code, and those that it has looked up."""
+        users = self.users()
+        in_code = [self.names_of(code).attributes for code in users]
+        return frozenset().union(*in_code, *(self._looked_up.get(code, ()) for code in users))
 
     def effects(self) -> list[str]:
         """Returns what the user's code does that a captured step does not repeat."""
