@@ -32,7 +32,7 @@ class Place:
 
     def to_json(self) -> dict[str, object]:
         """Returns the place as JSON."""
-        made, begun = (each.numpy().tobytes().hex() for each in (self.made, self.begun))
+        made, begun = (state.numpy().tobytes().hex() for state in (self.made, self.begun))
         return {"made": made, "begun": begun, "batches": self.batches, "steps": self.steps}
 
     @classmethod

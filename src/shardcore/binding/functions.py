@@ -78,7 +78,7 @@ class Functions:
             )
         dim %= tensor.ndim
         axes = _axes(axis_name, session)
-        spec = tuple(axes if each == dim else None for each in range(tensor.ndim))
+        spec = tuple(axes if index == dim else None for index in range(tensor.ndim))
         shape = list(tensor.shape)
         for axis in axes:
             shape[dim] *= session.mesh.axis_size(axis)
@@ -124,8 +124,10 @@ def _full_tensor_of(
 
 def _layout(layout: Any, tensor: torch.Tensor, session: Session) -> Layout:
     """Returns a `TensorLayout`, or a tuple of axis names, as a layout of `tensor`."""
-    found = layout.backend_layout if hasattr(layout, "axes") else Layout(session.mesh, layout)
-    return found.fitting(tensor.shape, "A tensor")
+    backend_layout = (
+        layout.backend_layout if hasattr(layout, "axes") else Layout(session.mesh, layout)
+    )
+    return backend_layout.fitting(tensor.shape, "A tensor")
 
 
 def _axes(axis_name: str | None, session: Session) -> tuple[str, ...]:

@@ -210,8 +210,12 @@ class Binding:
             "io_utils.ask_to_proceed_with_overwrite": saving.ask,
             "OrbaxCheckpoint.set_model": callbacks.refuse_orbax,
         }
-        functions |= {name: partial(self._in_session, each) for name, each in in_session.items()}
-        return values | {name: keras_private.around(each) for name, each in functions.items()}
+        functions |= {
+            name: partial(self._in_session, function) for name, function in in_session.items()
+        }
+        return values | {
+            name: keras_private.around(function) for name, function in functions.items()
+        }
 
     def _in_session(
         self,
@@ -272,7 +276,9 @@ class Binding:
     def _check_threads(self) -> None:
         """Refuses while another thread has a distribution: its state cannot be reset from here."""
         here = threading.current_thread()
-        others = [each.name for each in self._inside if each is not here and each.is_alive()]
+        others = [
+            thread.name for thread in self._inside if thread is not here and thread.is_alive()
+        ]
         if others:
             raise StrategyError(
                 f"uninstall() was called while thread {others[0]!r} has a distribution: leave its "

@@ -186,30 +186,31 @@ class MetricSums:
     def reduce(self) -> None:
         """Reduces the deferred sums, except those deferred to the next step."""
         alike: dict[Any, list[_Deferred]] = {}
-        for each in self._due():
-            alike.setdefault((id(each.strategy), tensor_of(each.variable).dtype), []).append(each)
+        for deferred in self._due():
+            key = id(deferred.strategy), tensor_of(deferred.variable).dtype
+            alike.setdefault(key, []).append(deferred)
         with torch.no_grad():
-            for those in alike.values():
-                _reduce_together(those)
+            for group in alike.values():
+                _reduce_together(group)
 
     def _lose(self) -> None:
         """Sets the deferred sums to nan: with the counts they would give a wrong mean."""
-        for each in self._due():
-            set_tensor(each.variable, each.stored)
-            if each.stored.dtype.is_floating_point:
-                lost = torch.full(each.stored.shape, torch.nan, dtype=each.stored.dtype)
-                each.strategy.assign(each.stored, lost.to(each.stored.device))
+        for deferred in self._due():
+            set_tensor(deferred.variable, deferred.stored)
+            if deferred.stored.dtype.is_floating_point:
+                lost = torch.full(deferred.stored.shape, torch.nan, dtype=deferred.stored.dtype)
+                deferred.strategy.assign(deferred.stored, lost.to(deferred.stored.device))
 
     def _due(self) -> list[_Deferred]:
         """Takes the deferred sums, except those deferred to the next step."""
-        due = [w for w in self._deferred.values() if not self._is_deferred(w.variable)]
-        for each in due:
-            del self._deferred[id(each.variable)]
+        due = [d for d in self._deferred.values() if not self._is_deferred(d.variable)]
+        for deferred in due:
+            del self._deferred[id(deferred.variable)]
         return due
 
     def _is_deferred(self, variable: Variable) -> bool:
         """Returns whether the sum of `variable` is deferred to the next step."""
-        return self._run is not None and any(each is variable for each in self._run.deferred)
+        return self._run is not None and any(v is variable for v in self._run.deferred)
 
     def results(self, _original: Original, trainer: Model) -> Any:
         """Replaces `TorchTrainer.get_metrics_result`, which computes the result of every metric."""
@@ -222,21 +223,21 @@ class MetricSums:
 
 def _is_sum(value: torch.Tensor, strategy: TorchStrategy) -> bool:
     layout = strategy.layout(value)
-    if layout is None or any(each is not None for each in layout.spec):
+    if layout is None or any(axes is not None for axes in layout.spec):
         return False
     return bool(layout.partial) and all(op == "sum" for _, op in layout.partial)
 
 
-def _reduce_together(those: list[_Deferred]) -> None:
-    values = [tensor_of(each.variable) for each in those]
-    strategy, world = those[0].strategy, those[0].variable._shardcore_world
+def _reduce_together(group: list[_Deferred]) -> None:
+    values = [tensor_of(deferred.variable) for deferred in group]
+    strategy, world = group[0].strategy, group[0].variable._shardcore_world
     flat = _joined(values, strategy, world)
-    with reduction_scope([each.stored for each in those]):
-        done = strategy.activation(flat, None)
-    parts = torch.split(done, [value.numel() for value in values])
-    for each, value, part in zip(those, values, parts, strict=True):
-        set_tensor(each.variable, each.stored)
-        strategy.assign(each.stored, part.reshape(value.shape))
+    with reduction_scope([deferred.stored for deferred in group]):
+        reduced = strategy.activation(flat, None)
+    parts = torch.split(reduced, [value.numel() for value in values])
+    for deferred, value, part in zip(group, values, parts, strict=True):
+        set_tensor(deferred.variable, deferred.stored)
+        strategy.assign(deferred.stored, part.reshape(value.shape))
 
 
 def _stand_in(variable: Variable) -> Any:
@@ -276,15 +277,14 @@ def _write(
 
 def _joined(sums: list[torch.Tensor], strategy: TorchStrategy, world: World) -> Any:
     """Concatenates partial sums over several axes into one over all of these axes."""
-    layouts = [strategy.layout(each) for each in sums]
+    layouts = [strategy.layout(partial_sum) for partial_sum in sums]
     pending = [() if layout is None else layout.partial for layout in layouts]
     order = world.mesh.axis_names
-    axes = tuple(
-        sorted({each for of_sum in pending for each in of_sum}, key=lambda a: order.index(a[0]))
-    )
+    all_axes = {axis for of_sum in pending for axis in of_sum}
+    axes = tuple(sorted(all_axes, key=lambda axis: order.index(axis[0])))
     parts = [
-        _share(strategy.local(each), of_sum, axes, world).reshape(-1)
-        for each, of_sum in zip(sums, pending, strict=True)
+        _share(strategy.local(partial_sum), of_sum, axes, world).reshape(-1)
+        for partial_sum, of_sum in zip(sums, pending, strict=True)
     ]
     flat = torch.cat(parts)
     return strategy.join(flat, Layout(world.mesh, (None,), axes), tuple(flat.shape))

@@ -56,10 +56,10 @@ def agreed(
         return Outcome(Event.POSTPONED)
     if events != {Event.MATCHED}:
         return Outcome(Event.DIFFERED if Event.DIFFERED in events else Event.RECORDED)
-    found: dict[str, set[str]] = {}
+    digests_by_name: dict[str, set[str]] = {}
     for name, digest in (pair for _, _, digests in everyone for pair in digests.items()):
-        found.setdefault(name, set()).add(digest)
-    if any(len(each) > 1 for each in found.values()):
+        digests_by_name.setdefault(name, set()).add(digest)
+    if any(len(digests) > 1 for digests in digests_by_name.values()):
         return Outcome(Event.REFUSED, reason=_OTHERS)
     return outcome
 
@@ -71,10 +71,12 @@ def _all_reduces(trace: StepTrace, session: Session | None) -> RecordedSums | No
     calls, join the same.
     """
     everyone = gathered(trace.all_reduces, session)
-    if len({len(each) for each in everyone}) > 1:
+    if len({len(sums) for sums in everyone}) > 1:
         return None
     return tuple(
-        RecordedSum(max(each.bytes for each in same), max(each.calls for each in same))
+        RecordedSum(
+            max(recorded.bytes for recorded in same), max(recorded.calls for recorded in same)
+        )
         for same in zip(*everyone, strict=True)
     )
 
@@ -85,8 +87,8 @@ def _digests(program: Program | None) -> dict[str, str]:
     They are of the kinds of all collectives and, for each group, of the sizes of its collectives.
     """
     collectives = () if program is None else program.collectives
-    kinds = None if program is None else [each.kind for each in collectives]
+    kinds = None if program is None else [collective.kind for collective in collectives]
     facts: dict[str, Any] = {"": kinds}
-    for each in collectives:
-        facts.setdefault(each.group, []).append(each.elements)
-    return {name: hashlib.sha256(repr(each).encode()).hexdigest() for name, each in facts.items()}
+    for collective in collectives:
+        facts.setdefault(collective.group, []).append(collective.elements)
+    return {name: hashlib.sha256(repr(fact).encode()).hexdigest() for name, fact in facts.items()}

@@ -48,7 +48,7 @@ class Signature:
                 return leaf
             layout = None if session is None else session.strategy.layout(leaf)
             sizes.append((tuple(leaf.shape), leaf.stride(), str(layout)))
-            same = next((n for n, each in enumerate(seen) if each is leaf), None)
+            same = next((n for n, earlier in enumerate(seen) if earlier is leaf), None)
             seen.append(leaf)
             return f"{leaf.ndim} {leaf.dtype} {leaf.device} {leaf.requires_grad} {same}"
 

@@ -46,7 +46,7 @@ class Closures:
     @property
     def model(self) -> keras.Model | None:
         """The first model among the objects; None without one."""
-        return next((each for each in self.objects if isinstance(each, keras.Model)), None)
+        return next((model for model in self.objects if isinstance(model, keras.Model)), None)
 
 
 @attrs.define(eq=False)
@@ -80,11 +80,11 @@ class _Walk:
         elif isinstance(value, MethodType):
             yield from self.key((value.__func__, value.__self__))
         elif isinstance(value, dict):
-            yield from self.key([each for pair in value.items() for each in pair])
+            yield from self.key([inner for pair in value.items() for inner in pair])
         elif isinstance(value, list | tuple):
             yield type(value), len(value)
-            for each in value:
-                yield from self.key(each)
+            for inner in value:
+                yield from self.key(inner)
         else:
             self.objects.append(value)
             yield id(value)

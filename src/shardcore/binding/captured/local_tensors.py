@@ -30,12 +30,12 @@ def reduced(value: object, session: Session | None) -> torch.Tensor:
 
 def to_local(values: Sequence[Any], session: Session | None) -> tuple[list[Any], list[Form]]:
     """Returns the local shard and the form of each tensor; other values as they are, and None."""
-    forms = [_form(each, session) for each in values]
+    forms = [_form(value, session) for value in values]
     if session is None:
         return list(values), forms
     local = session.strategy.local
     return [
-        each if form is None else local(each) for each, form in zip(values, forms, strict=True)
+        value if form is None else local(value) for value, form in zip(values, forms, strict=True)
     ], forms
 
 
@@ -43,7 +43,7 @@ def from_local(
     shards: Sequence[object], forms: Sequence[Form], session: Session | None
 ) -> list[Any]:
     """Returns the values of which `to_local` gave local shards and forms."""
-    return [_from_local(*each, session) for each in zip(shards, forms, strict=True)]
+    return [_from_local(shard, form, session) for shard, form in zip(shards, forms, strict=True)]
 
 
 def local_tensors(data: object, session: Session | None) -> list[Any]:
@@ -52,7 +52,7 @@ def local_tensors(data: object, session: Session | None) -> list[Any]:
     if session is None:
         return tensors
     with torch.no_grad():
-        return [session.strategy.local(each) for each in tensors]
+        return [session.strategy.local(tensor) for tensor in tensors]
 
 
 def are_plain(data: object) -> bool:

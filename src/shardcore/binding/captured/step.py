@@ -104,10 +104,10 @@ class CapturedStep:
             return entry.run_eagerly(step)
         if entry.programs and self._is_audited():
             return self._audit(entry, step, local_tensors(data, session))
-        found = entry.run(local_tensors(data, session)) if entry.programs else None
-        if found is None:
+        replayed = entry.run(local_tensors(data, session)) if entry.programs else None
+        if replayed is None:
             return self._record(entry, step, data, session, left)
-        return self._outputs(entry, *found, before)
+        return self._outputs(entry, *replayed, before)
 
     def _is_eager(self, entry: CacheEntry, left: float | None) -> bool:
         """Returns whether the step is neither captured nor recorded."""
@@ -147,8 +147,8 @@ class CapturedStep:
         last = self._last
         if last is None or not last.fits_itself:
             return None
-        found = last.entry.run(tensors, owner=last.program)
-        return None if found is None else self._outputs(last.entry, *found, last.program)
+        replayed = last.entry.run(tensors, owner=last.program)
+        return None if replayed is None else self._outputs(last.entry, *replayed, last.program)
 
     def _outputs(
         self, entry: CacheEntry, outputs: object, program: Program, before: Program | None
@@ -187,7 +187,7 @@ class CapturedStep:
 
     def _programs(self, kind: str) -> list[Program]:
         """Returns the programs for batches of one kind, whatever their sizes."""
-        entries = [entry for each, entry in self._entries.items() if each.kind == kind]
+        entries = [entry for signature, entry in self._entries.items() if signature.kind == kind]
         return [program for entry in entries for program in entry.programs]
 
     def _check_guard(self, entry: CacheEntry, session: Session | None) -> None:

@@ -75,9 +75,9 @@ def save(sessions: Sessions, original: Original, callback: BackupAndRestore) -> 
         "batch": last,
         "steps": steps,
         "place": place,
-        "metrics": [_value(each) for each in callback.model.metrics_variables if steps],
+        "metrics": [_value(variable) for variable in callback.model.metrics_variables if steps],
         "generators": generators(),
-        "seeds": [_value(each) for each in _seeds(callback.model)],
+        "seeds": [_value(seed) for seed in _seeds(callback.model)],
         "global_seed": _value(keras_private.global_seed()),
     }
     sessions.beside_weights = {NAME: json.dumps(state)}
@@ -125,16 +125,16 @@ def _agreed(
         CheckpointError: If the ranks, whose paths may differ, have different ones.
     """
     read: list[_Backup | None] = []
-    found: list[str] = []
+    contents: list[str] = []
 
     def look() -> None:
         exists = not keras_private.is_remote(path) and os.path.exists(path)
         read.append(_read(path) if exists else None)
-        found.append(str(read[0] or ("weights alone" if exists else "nothing")))
+        contents.append(str(read[0] or ("weights alone" if exists else "nothing")))
 
     _on_all(look, f"read {path!r}", session, sessions)
     if session is not None and session.mesh.size > 1:
-        everyone = session.processes.gather((found[0], path))
+        everyone = session.processes.gather((contents[0], path))
         if len({what for what, _ in everyone}) > 1:
             those = "; ".join(f"rank {rank}: {w} in {p!r}" for rank, (w, p) in enumerate(everyone))
             raise CheckpointError(
@@ -225,7 +225,7 @@ def _place(sessions: Sessions, steps: int) -> dict[str, object] | None:
 
 
 def _seeds(model: keras.Model) -> list[keras.Variable]:
-    return [each for each in model.variables if keras_private.is_seed(each)]
+    return [variable for variable in model.variables if keras_private.is_seed(variable)]
 
 
 def _value(variable: keras.Variable | None) -> Any:

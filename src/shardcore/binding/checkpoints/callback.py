@@ -181,4 +181,4 @@ class ShardedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
         """Returns the other callbacks of the fit."""
         run = self.checkpoints.sessions.run()
         those = [] if run is None or run.callbacks is None else run.callbacks.callbacks
-        return [each for each in those if each is not self]
+        return [callback for callback in those if callback is not self]

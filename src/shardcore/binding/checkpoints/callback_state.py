@@ -56,11 +56,11 @@ def restore(
 def _named(those: Iterable[Callback]) -> Iterator[tuple[str, Callback]]:
     """Yields the callbacks that have a state, with their class and their number in it."""
     counts: dict[str, int] = {}
-    for each in those:
-        if _attributes(each) or hasattr(each, "load_state_dict"):
-            kind = type(each).__name__
+    for callback in those:
+        if _attributes(callback) or hasattr(callback, "load_state_dict"):
+            kind = type(callback).__name__
             counts[kind] = counts.get(kind, -1) + 1
-            yield f"callbacks/{kind}/{counts[kind]}", each
+            yield f"callbacks/{kind}/{counts[kind]}", callback
 
 
 def _attributes(callback: Callback) -> tuple[str, ...]:
@@ -82,7 +82,7 @@ def _to_json(name: str, value: Any, arrays: dict[str, torch.Tensor]) -> Any:
         arrays[name] = torch.from_numpy(np.ascontiguousarray(value)).reshape(value.shape)
         return {"array": name}
     if isinstance(value, list | tuple):
-        return [_to_json(f"{name}/{number}", each, arrays) for number, each in enumerate(value)]
+        return [_to_json(f"{name}/{number}", inner, arrays) for number, inner in enumerate(value)]
     if value is None or isinstance(value, bool | int | float | str | dict):
         return value
     raise CheckpointError(
@@ -93,7 +93,7 @@ def _to_json(name: str, value: Any, arrays: dict[str, torch.Tensor]) -> Any:
 
 def _from_json(name: str, value: object, arrays: Mapping[str, torch.Tensor]) -> Any:
     if isinstance(value, list):
-        return [_from_json(f"{name}/{number}", each, arrays) for number, each in enumerate(value)]
+        return [_from_json(f"{name}/{number}", inner, arrays) for number, inner in enumerate(value)]
     if isinstance(value, dict) and value.keys() == {"array"}:
         return arrays[value["array"]].numpy()
     return value

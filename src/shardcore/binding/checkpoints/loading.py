@@ -60,10 +60,10 @@ def load(
     checkpoint = _found(path, session, sessions, store)
     index = _index(checkpoint, session, sessions, store)
     _make_missing(model, index)
-    tensors = {each.name: each for each in state.tensors_of(model, session)}
+    tensors = {tensor.name: tensor for tensor in state.tensors_of(model, session)}
     compiled = getattr(model, "optimizer", None) is not None
     optional = _OPTIONAL if compiled else (*_OPTIONAL, "optimizer")
-    matched = match([each.wanted() for each in tensors.values()], index.variables, optional)
+    matched = match([tensor.wanted() for tensor in tensors.values()], index.variables, optional)
     if strict:
         matched.check(str(checkpoint))
     position, ranks = (0, 1) if session is None else (session.world.position, session.mesh.size)
@@ -100,16 +100,16 @@ def chosen(
     choose: Callable[[], Path | None], what: str, session: Session | None, sessions: Sessions
 ) -> Path | None:
     """Returns the checkpoint that rank 0 chooses, None if it finds none. A collective."""
-    found: list[Path | None] = []
+    chosen: list[Path | None] = []
 
     def work() -> None:
         if session is None or session.processes.rank == 0:
-            found.append(choose())
+            chosen.append(choose())
 
     together(work, what, session, sessions)
     if session is None:
-        return found[0]
-    path: Path | None = session.processes.gather(found)[0][0]
+        return chosen[0]
+    path: Path | None = session.processes.gather(chosen)[0][0]
     return path
 
 
@@ -129,25 +129,25 @@ def _index(
     checkpoint: Path, session: Session | None, sessions: Sessions, store: CheckpointStore
 ) -> Index:
     """Returns the index, which every rank reads, and which is equal on all."""
-    found: list[Index] = []
+    indexes: list[Index] = []
     together(
-        lambda: found.append(store.index(checkpoint)),
+        lambda: indexes.append(store.index(checkpoint)),
         f"read the index of checkpoint {str(checkpoint)!r}",
         session,
         sessions,
     )
     if session is not None:
-        digest = hashlib.sha256(found[0].to_text().encode()).hexdigest()
+        digest = hashlib.sha256(indexes[0].to_text().encode()).hexdigest()
         rank_consistency.compare(
             {f"checkpoint {str(checkpoint)!r}": f"index {digest[:12]}"}, session
         )
-    return found[0]
+    return indexes[0]
 
 
 def _make_missing(model: keras.Model, index: Index) -> None:
     """Makes the variables that Keras makes at the first step only, if the checkpoint has them."""
     optimizer = getattr(model, "optimizer", None)
-    groups = [each.group for each in index.variables]
+    groups = [variable.group for variable in index.variables]
     if optimizer is not None and groups.count("optimizer") > len(optimizer.variables):
         optimizer.build(model.trainable_variables)
     if "global seed" in groups:
@@ -161,9 +161,9 @@ def _parts(tensor: StateTensor, position: int) -> list[HeldPart]:
 def _arrays(index: Index) -> list[tuple[StoredVariable, torch.Tensor]]:
     """Returns the tensors of callbacks, each with an array for its values."""
     return [
-        (each, torch.empty(each.shape, dtype=getattr(torch, each.dtype)))
-        for each in index.variables
-        if each.group == "callbacks"
+        (variable, torch.empty(variable.shape, dtype=getattr(torch, variable.dtype)))
+        for variable in index.variables
+        if variable.group == "callbacks"
     ]
 
 

@@ -80,7 +80,7 @@ def begin(
     """
     session = session_of(model, sessions, "save_checkpoint")
     tensors = [*state.tensors_of(model, session), *arrays]
-    variables = divide(each.to_store() for each in tensors)
+    variables = divide(tensor.to_store() for tensor in tensors)
     content = {**own_state, "generators": state.generators()}
     mesh = state.ONE_DEVICE if session is None else session.mesh
     index = Index(step, str(mesh), versions, tuple(variables), (), content)
@@ -98,8 +98,10 @@ def begin(
         leases.append(lease.use())
     try:
         folder = _folder(directory, step, rank, leases, session, sessions, store)
-        mine = pieces_of_rank(zip(variables, (each.layout for each in tensors), strict=True), rank)
-        named = {each.name: each for each in tensors}
+        mine = pieces_of_rank(
+            zip(variables, (tensor.layout for tensor in tensors), strict=True), rank
+        )
+        named = {tensor.name: tensor for tensor in tensors}
         commit = Commit(index, mesh.size, keep, leases[0]) if rank == 0 else None
         pending = store.write(folder, rank, list(state.contents(named, mine)), commit)
     except BaseException:
@@ -158,7 +160,7 @@ def _folder(
     together(work, f"begin a checkpoint in {str(directory)!r}", session, sessions)
     if session is None:
         return made[0]
-    return next(each[0] for each in session.processes.gather(made) if each)
+    return next(folders[0] for folders in session.processes.gather(made) if folders)
 
 
 def together(

@@ -69,9 +69,9 @@ def compare(facts: Facts, session: Session, said: object = None) -> list[Any]:
     """
     digest = hashlib.sha256(repr(sorted(facts.items())).encode()).hexdigest()
     gathered = session.processes.gather((digest, said))
-    if len({each for each, _ in gathered}) > 1:
+    if len({of_rank for of_rank, _ in gathered}) > 1:
         _raise_first_difference(session.processes.gather(facts))
-    return [each for _, each in gathered]
+    return [of_rank for _, of_rank in gathered]
 
 
 def agreed(value: object, how: str, processes: Processes) -> Any:
@@ -91,8 +91,8 @@ def agreed(value: object, how: str, processes: Processes) -> Any:
 
 
 def _raise_first_difference(everyone: list[Facts]) -> None:
-    for name in dict.fromkeys(name for each in everyone for name in each):
-        values = [each.get(name, "nothing") for each in everyone]
+    for name in dict.fromkeys(name for facts in everyone for name in facts):
+        values = [facts.get(name, "nothing") for facts in everyone]
         usual = max(set(values), key=lambda value: (values.count(value), -values.index(value)))
         odd = [rank for rank, value in enumerate(values) if value != usual]
         if odd:
@@ -184,7 +184,7 @@ def _sum(local: torch.Tensor) -> torch.Tensor:
     It adds part by part, as torch copies the operand of a sum in `float64`.
     """
     parts = torch.split(local.reshape(-1), _SUMMED_AT_ONCE)
-    return torch.stack([each.sum(dtype=torch.float64) for each in parts]).sum()
+    return torch.stack([part.sum(dtype=torch.float64) for part in parts]).sum()
 
 
 def _local(variable: Variable, session: Session) -> torch.Tensor:
@@ -195,7 +195,7 @@ def _local(variable: Variable, session: Session) -> torch.Tensor:
 
 def copies(model: Model, session: Session) -> Facts:
     """Returns facts on the values of replicated variables, except variables of metrics."""
-    metrics = {id(each) for each in getattr(model, "metrics_variables", None) or []}
+    metrics = {id(variable) for variable in getattr(model, "metrics_variables", None) or []}
     replicated = [
         v for v in variables_of(model) if id(v) not in metrics and _is_replicated(v, session)
     ]

@@ -227,7 +227,8 @@ class Sessions:
 
     def keeper(self, tensor: torch.Tensor) -> TorchStrategy | None:
         """Returns the strategy of the sharded `tensor`, None if it is plain."""
-        return next((each for each in self._strategies.values() if each.owns(tensor)), None)
+        strategies = self._strategies.values()
+        return next((strategy for strategy in strategies if strategy.owns(tensor)), None)
 
     def run(self) -> TrainerRun | None:
         """Returns the innermost running fit, evaluate, predict or step, None outside."""
@@ -276,12 +277,9 @@ class Sessions:
                 f"has {self.processes.world_size} processes: use all of keras.distribution."
                 "list_devices(), or start one for each device (torchrun --nproc_per_node=N)."
             )
-        return World(
-            Mesh(device_mesh.shape, device_mesh.axis_names),
-            tuple(_process(device) for device in devices),
-            self.processes.rank,
-            self.processes.device_type,
-        )
+        mesh = Mesh(device_mesh.shape, device_mesh.axis_names)
+        ranks = tuple(map(_process, devices))
+        return World(mesh, ranks, self.processes.rank, self.processes.device_type)
 
 
 def _process(device: str) -> int:

@@ -152,7 +152,7 @@ def _join_rows(rows: Any, given: tuple[_Rows, ...], session: Session) -> Any:
 def _check_alike(given: tuple[_Rows, ...]) -> None:
     """Refuses rows of a process that differ in more than their number, or are missing."""
     for process, rows in enumerate(given):
-        kinds = [(len(each.shape), each.shape[1:], each.dtype) for each in (rows, given[0])]
+        kinds = [(len(array.shape), array.shape[1:], array.dtype) for array in (rows, given[0])]
         if kinds[0] != kinds[1]:
             raise RankMismatchError(
                 f"Process {process} gave rows of shape {rows.shape} and {rows.dtype}, process 0 "

@@ -146,10 +146,12 @@ def together(
     compared = (
         batches_of_process
         if known
-        else _Read(batches_of_process, lambda each: _compared(each, session, shared))
+        else _Read(batches_of_process, lambda source: _compared(source, session, shared))
     )
     if auto and not shared:
-        return _Read(compared, lambda each: (batches.join_own_rows(b, session) for b in each))
+        return _Read(
+            compared, lambda source: (batches.join_own_rows(batch, session) for batch in source)
+        )
     return compared
 
 

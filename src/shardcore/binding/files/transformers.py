@@ -42,7 +42,7 @@ class TransformersExport:
             "export_tokenizer": self._tokenizer,
             "open": self._open,
         }
-        return {name: keras_private.around(each) for name, each in functions.items()}
+        return {name: keras_private.around(function) for name, function in functions.items()}
 
     def _export(
         self, original: Original, model: Model, path: FilePath, *args: object, **kwargs: object

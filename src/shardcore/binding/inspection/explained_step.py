@@ -103,7 +103,7 @@ class ExplainedStep:
     def _owner(self, paths: Sequence[str]) -> str:
         """Returns the layer that has the one variable of `paths`; empty if there are several."""
         if not self._owners:  # in the backward pass every layer has been called
-            self._owners = {v.path: each.path for each in self.layers() for v in each.variables}
+            self._owners = {v.path: layer.path for layer in self.layers() for v in layer.variables}
         return self._owners.get(paths[0], "") if len(paths) == 1 else ""
 
     @contextmanager
@@ -170,15 +170,15 @@ class ExplainedStep:
 
     def _output(self, outputs: object) -> Any:
         """Returns shape, spec (None if unknown) and bytes of an element of the first output."""
-        found: list[Any] = []
-        keras_private.map_tensors(found.append, outputs)
-        if not found:
+        tensors: list[Any] = []
+        keras_private.map_tensors(tensors.append, outputs)
+        if not tensors:
             return None
         try:
-            layout = self.session and self.session.strategy.layout(found[0])
+            layout = self.session and self.session.strategy.layout(tensors[0])
         except LayoutError:  # a strided shard, as after a reshape
             layout = None
-        return tuple(found[0].shape), layout and layout.spec, found[0].element_size()
+        return tuple(tensors[0].shape), layout and layout.spec, tensors[0].element_size()
 
 
 def _path(layer: Layer) -> str:
@@ -186,15 +186,15 @@ def _path(layer: Layer) -> str:
 
 
 def _explained(called: _Called) -> ExplainedLayer:
-    inner = {id(v) for each in called.inner for v in each.layer.variables}
+    inner = {id(v) for child in called.inner for v in child.layer.variables}
     own = [v for v in called.layer.variables if id(v) not in inner and not keras_private.is_seed(v)]
     variables = []
-    for each in own:
-        if tensor_of(each) is not None:
-            layout, shape = stored_layout(each), tuple(each.shape)
+    for variable in own:
+        if tensor_of(variable) is not None:
+            layout, shape = stored_layout(variable), tuple(variable.shape)
             spec = (None,) * len(shape) if layout is None else layout.spec
-            itemsize = tensor_of(each).element_size()
-            variables.append(ExplainedVariable(each.path, shape, itemsize, spec=spec))
+            itemsize = tensor_of(variable).element_size()
+            variables.append(ExplainedVariable(variable.path, shape, itemsize, spec=spec))
     return ExplainedLayer(
         _path(called.layer),
         type(called.layer).__name__,

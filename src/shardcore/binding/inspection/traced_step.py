@@ -126,13 +126,13 @@ def _own(
     block_of: dict[int, str] = {}
     for layer in keras_private.layers_of(model):
         if layer.name in blocks.traced:
-            block_of |= {id(each): layer.path for each in layer.variables}
+            block_of |= {id(variable): layer.path for variable in layer.variables}
     weights = keras_private.weights_by_moment(model.optimizer, model)
-    for each in rank_consistency.variables_of(model):
-        owner = weights.get(id(each), each)
+    for variable in rank_consistency.variables_of(model):
+        owner = weights.get(id(variable), variable)
         with torch.no_grad():
-            local = session.strategy.local(tensor_of(each))
-        if id(owner) in block_of or math.prod(each.shape) > 1:
+            local = session.strategy.local(tensor_of(variable))
+        if id(owner) in block_of or math.prod(variable.shape) > 1:
             tracer.own(local, block_of.get(id(owner), ""))
 
 
@@ -142,7 +142,7 @@ def rows_of(batch: object) -> int:
     Raises:
         PolicyError: If it has none.
     """
-    leaves = [each for each in keras.tree.flatten(batch) if each is not None]
+    leaves = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
     shape = getattr(leaves[0], "shape", ()) if leaves else ()
     if not shape or not shape[0]:
         raise PolicyError(f"Expected a batch (x, y) of arrays or tensors with rows, got {batch!r}.")
@@ -162,8 +162,8 @@ def _with_rows(batch: Any, rows: int) -> Any:
 
 def _stored(ran: RunStep) -> Iterator[tuple[int, Stored]]:
     """Yields the tensors of variables by the numbers of their allocations, values first."""
-    for each, number in ran.state:
-        yield number, _of_state(each)
+    for tensor, number in ran.state:
+        yield number, _of_state(tensor)
     for variable, number in ran.gradients:
         layout, shape = stored_layout(variable), tuple(variable.shape)
         spec = (None,) * len(shape) if layout is None else layout.spec
@@ -171,5 +171,5 @@ def _stored(ran: RunStep) -> Iterator[tuple[int, Stored]]:
         yield number, Stored(variable.path, shape, spec, itemsize)
 
 
-def _of_state(each: StateTensor) -> Stored:
-    return Stored(each.path, each.shape, each.layout.spec, each.local.element_size())
+def _of_state(tensor: StateTensor) -> Stored:
+    return Stored(tensor.path, tensor.shape, tensor.layout.spec, tensor.local.element_size())

@@ -141,18 +141,21 @@ def _run(
     variables = rank_consistency.variables_of(model)
     adoption.place([v for v in variables if stored_layout(v) is None], session, model)
     state = tuple(
-        (each, tracer.hold(each.local, "optimizer" if each.group == "optimizer" else "variables"))
-        for each in tensors_of(model, session)
+        (
+            tensor,
+            tracer.hold(tensor.local, "optimizer" if tensor.group == "optimizer" else "variables"),
+        )
+        for tensor in tensors_of(model, session)
     )
     (data,) = batches.distribute_step([data], session)
-    data = keras_private.map_tensors(lambda each: _rows(each, session, tracer), data)
+    data = keras_private.map_tensors(lambda tensor: _rows(tensor, session, tracer), data)
     model.reset_metrics()
     with sessions.working(model), watch(model, session), tracer.tracing():
         with sessions.sums.step():
             outputs = model.train_step(data)
         keras_private.map_tensors(session.strategy.full_tensor, outputs)
-        found = tuple(_gradients(model, session, tracer))
-    return RunStep(model, session, state, found)
+        gradients = tuple(_gradients(model, session, tracer))
+    return RunStep(model, session, state, gradients)
 
 
 def _gradients(
@@ -176,5 +179,5 @@ def _rows(
 
 def _local(tensor: torch.Tensor, session: Session) -> torch.Tensor:
     with torch.no_grad():
-        found: torch.Tensor = session.strategy.local(tensor)
-    return found
+        local: torch.Tensor = session.strategy.local(tensor)
+    return local

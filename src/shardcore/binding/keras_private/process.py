@@ -100,7 +100,11 @@ def unnoticed() -> Iterator[None]:
     """
     before = dict(vars(global_state.GLOBAL_STATE_TRACKER))
     # Inside, Keras changes copies: of its counts of names, and of its list of variables to come.
-    containers = {key: copy(each) for key, each in before.items() if isinstance(each, list | dict)}
+    containers = {
+        key: copy(container)
+        for key, container in before.items()
+        if isinstance(container, list | dict)
+    }
     vars(global_state.GLOBAL_STATE_TRACKER).update(containers)
     try:
         with restored_generators():

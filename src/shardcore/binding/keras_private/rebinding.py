@@ -72,4 +72,4 @@ def _holder(patch: Patch) -> tuple[Any, str]:
 def _importers(original: Original) -> list[ModuleType]:
     """Returns the loaded Keras modules that hold `original` under its own name."""
     modules = [sys.modules[name] for name in list(sys.modules) if f"{name}.".startswith("keras.")]
-    return [each for each in modules if vars(each).get(original.__name__) is original]
+    return [module for module in modules if vars(module).get(original.__name__) is original]

@@ -109,11 +109,11 @@ AUTO = Auto("auto")
 
 def results_of(trainer: Model) -> dict[str, Any]:
     """Returns the results of the metrics of a model by name, as tensors."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for metric in trainer.metrics:
         result = metric.result()
-        found |= result if isinstance(result, dict) else {metric.name: result}
-    return found
+        results |= result if isinstance(result, dict) else {metric.name: result}
+    return results
 
 
 def as_logs(results: object) -> Any:
@@ -192,7 +192,7 @@ def thread_name_of(callbacks: CallbackList) -> str:
 
 def sort_callbacks(callbacks: CallbackList) -> None:
     """Brings those with the attribute `comes_last` behind the others, whose states they save."""
-    callbacks.callbacks.sort(key=lambda each: getattr(each, "comes_last", False))
+    callbacks.callbacks.sort(key=lambda callback: getattr(callback, "comes_last", False))
 
 
 def begin_later(
@@ -284,15 +284,13 @@ def weights_path(callback: BackupAndRestore) -> str:
 
 def savers(callbacks: CallbackList) -> list[Callable[[], None]]:
     """Returns the functions of callbacks that save now all that a resumed fit needs."""
-    of_keras = [
-        each._save_model for each in callbacks.callbacks if isinstance(each, BackupAndRestore)
-    ]
-    ours = [each.save_here for each in callbacks.callbacks if hasattr(each, "save_here")]
-    return of_keras + ours
+    backups = [c for c in callbacks.callbacks if isinstance(c, BackupAndRestore)]
+    ours = [c.save_here for c in callbacks.callbacks if hasattr(c, "save_here")]
+    return [*(backup._save_model for backup in backups), *ours]
 
 
 def path_of(callback: Callback) -> str:
     """Returns the path that a callback of Keras writes; empty if it is none of these."""
     names = ("backup_dir", "filepath", "filename", "log_dir", "_log_dir")
-    found = (getattr(callback, name, None) for name in names)
-    return next((str(path) for path in found if path), "")
+    paths = (getattr(callback, name, None) for name in names)
+    return next((str(path) for path in paths if path), "")

@@ -75,7 +75,7 @@ class LayerEdges:
         layout = _ruled(path, session)
         what = f"The output {path!r}"
         return keras_private.map_tensors(
-            lambda each: lay_out(each, layout or _rows(each, session), what, session), outputs
+            lambda tensor: lay_out(tensor, layout or _rows(tensor, session), what, session), outputs
         )
 
 
@@ -103,16 +103,16 @@ def _ruled(path: str, session: Session) -> Layout | None:
 
 def model_inputs(session: Session, original: Original, model: object, inputs: object) -> list[Any]:
     """Replaces `Functional._standardize_inputs`: inputs with a rule for their output get it."""
-    found: list[Any] = original(model, inputs)
+    standardized: list[Any] = original(model, inputs)
     if keras_private.is_symbolic():
-        return found
+        return standardized
     paths = [f"{name}/output" for name in keras_private.input_names(model)]
     layouts = [_ruled(path, session) for path in paths]
     return [
-        each
-        if layout is None or each is None
-        else lay_out(each, layout, f"Input {path!r}", session)
-        for each, layout, path in zip(found, layouts, paths, strict=True)
+        tensor
+        if layout is None or tensor is None
+        else lay_out(tensor, layout, f"Input {path!r}", session)
+        for tensor, layout, path in zip(standardized, layouts, paths, strict=True)
     ]
 
 

@@ -63,7 +63,7 @@ class _Prompt:
 
         def step() -> Any:
             made = method(*given[0], **given[1])
-            leaves = [_reduced(each, session) for each in keras_private.leaves(made)]
+            leaves = [_reduced(leaf, session) for leaf in keras_private.leaves(made)]
             return *to_local(leaves, session), keras_private.map_leaves(lambda _: 0, made)
 
         scope = nullcontext() if session is None else session.strategy.scope()
@@ -88,12 +88,12 @@ def may_capture(
 def _is_like_others(given: object, session: Session | None) -> bool:
     """Whether arguments are tensors and numbers, of which each rank has all rows or its own."""
     leaves = keras_private.leaves(given)
-    if not all(isinstance(each, (torch.Tensor, *PLAIN)) for each in leaves):
+    if not all(isinstance(leaf, (torch.Tensor, *PLAIN)) for leaf in leaves):
         return False
     if session is None or session.distribution.auto_shard_dataset:
         return True
     # Of plain rows a layer would ask the other ranks how many they have, which is not recorded.
-    return all(session.strategy.owns(each) for each in leaves if isinstance(each, torch.Tensor))
+    return all(session.strategy.owns(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
 def _as_tensor(leaf: object) -> Any:

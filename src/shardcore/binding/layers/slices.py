@@ -21,7 +21,7 @@ def take(
     session: Session, original: Original, inputs: Array, start_indices: Any, shape: Any
 ) -> torch.Tensor:
     """Replaces `slice`: looks up the places of a slice that begins at a number in a tensor."""
-    listed = all(isinstance(each, tuple | list) for each in (start_indices, shape))
+    listed = all(isinstance(argument, tuple | list) for argument in (start_indices, shape))
     if (
         keras_private.is_symbolic()
         or not listed
@@ -112,4 +112,4 @@ def _looked_up(tensor: torch.Tensor, indices: Sequence[Any]) -> torch.Tensor:
         if _is_number(index):
             place = _from_begin(index, tensor.shape[dim]).reshape(1)
             tensor = torch.index_select(tensor, dim, place)
-    return tensor[tuple(0 if _is_number(each) else each for each in indices)]
+    return tensor[tuple(0 if _is_number(index) else index for index in indices)]

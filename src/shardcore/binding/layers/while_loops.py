@@ -113,7 +113,7 @@ class _Loop:
             with TensorIndices():
                 made = self.body(*variables)
                 made = made if isinstance(made, tuple | list) else (made,)
-                tensors = [reduced(each, self.session) for each in keras_private.leaves(made)]
+                tensors = [reduced(leaf, self.session) for leaf in keras_private.leaves(made)]
                 goes_on = self.cond(*keras_private.packed(variables, tensors))
                 return *to_local(tensors, self.session), full(goes_on, self.session)
 
@@ -128,7 +128,7 @@ class _Loop:
             return variables
         shards, forms, _ = made
         # Below autograd until here: outside they may need gradients.
-        shards = [each.clone() if each.is_inference() else each for each in shards]
+        shards = [shard.clone() if shard.is_inference() else shard for shard in shards]
         tensors = from_local(shards, forms, self.session)
         return cast("Variables", keras_private.packed(variables, tensors))
 

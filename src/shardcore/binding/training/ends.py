@@ -77,7 +77,7 @@ class Ends:
     def _pass_point(self, run: TrainerRun, steps: int) -> None:
         def save() -> None:
             run.ends_after = steps
-            for each in keras_private.savers(run.callbacks):
-                each()
+            for save in keras_private.savers(run.callbacks):
+                save()
 
         self.sessions.processes.pass_point(save)

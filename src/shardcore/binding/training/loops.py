@@ -81,7 +81,7 @@ def note_inputs(layer: Layer, call: Call, outputs: object, session: Session) -> 
 
 def _note(layer: Layer, call: Call, session: Session) -> None:
     plain = [
-        each for each in keras_private.leaves(call) if _has_rows(each) and _is_plain(each, session)
+        leaf for leaf in keras_private.leaves(call) if _has_rows(leaf) and _is_plain(leaf, session)
     ]
     session.compared[layer] = session.compared.get(layer, 0) + 1
     for number, content in enumerate(rank_consistency.batch_facts(plain, session).values()):
@@ -114,7 +114,9 @@ def follow_torch_optimizers(sessions: Sessions, undo: ExitStack) -> None:
     def update(optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
         session = sessions.current()
         if session is not None:
-            updated = (each for group in optimizer.param_groups for each in group["params"])
+            updated = (
+                parameter for group in optimizer.param_groups for parameter in group["params"]
+            )
             if any(map(session.strategy.owns, updated)):
                 _compare_inputs(optimizer, sessions, session)
 

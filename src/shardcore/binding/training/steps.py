@@ -76,7 +76,7 @@ class Steps:
             return nullcontext()
         if name.endswith("_on_batch") and trainer in session.checked:
             return nullcontext()  # a step of a loop, whose ranks have met in the first one
-        epochs = ", ".join(f"{each}={options[each]}" for each in _EPOCHS if each in options)
+        epochs = ", ".join(f"{option}={options[option]}" for option in _EPOCHS if option in options)
         return self.sessions.together(f"{name}({epochs}) of model {trainer.name!r}")
 
     def compilation(self, original: Original, trainer: Model) -> Any:

@@ -22,8 +22,8 @@ PIECE = 1 << 16
 
 # The calls of Keras' initializers whose value is that of one draw, or one number.
 _DRAWS = {
-    each.__call__
-    for each in (
+    initializer.__call__
+    for initializer in (
         initializers.RandomNormal,
         initializers.RandomUniform,
         initializers.TruncatedNormal,
@@ -31,7 +31,8 @@ _DRAWS = {
     )
 }
 _NUMBERS = {
-    each.__call__ for each in (initializers.Constant, initializers.Ones, initializers.Zeros)
+    initializer.__call__
+    for initializer in (initializers.Constant, initializers.Ones, initializers.Zeros)
 }
 
 
@@ -97,7 +98,7 @@ def draw(
     held = new.layout.slices(new.shape, new.session.world.position)
     shard = torch.empty(())
     for number, piece in enumerate(pieces(new.shape, PIECE)):
-        size = tuple(each.stop - each.start for each in piece)
+        size = tuple(part.stop - part.start for part in piece)
         drawn = original(size, *args, seed=generator, **kwargs)
         if number == 0:
             shard = drawn.new_empty(new.local_shape)

@@ -66,9 +66,9 @@ def replace_tensors(module: torch.nn.Module, replacements: Mapping[int, torch.Te
             if isinstance(value, dict):
                 _replace_in(value, replacements)
             elif isinstance(value, list):
-                value[:] = [replacements.get(id(each), each) for each in value]
+                value[:] = [replacements.get(id(member), member) for member in value]
             elif type(value) is tuple:
-                vars(holder)[name] = tuple(replacements.get(id(each), each) for each in value)
+                vars(holder)[name] = tuple(replacements.get(id(member), member) for member in value)
     for name, parameter in module.named_parameters():
         if replacements.get(id(parameter), parameter) is not parameter:
             raise StrategyError(

@@ -104,7 +104,7 @@ def to_numpy(sessions: Sessions, original: Original, x: object) -> Any:
     """Replaces `convert_to_numpy`: all-gathers sharded tensors, alone or in a list, first."""
     value: Any = getattr(x, "value", x)  # of a Keras variable
     if isinstance(value, list | tuple):
-        return original([full_tensor(getattr(each, "value", each), sessions) for each in value])
+        return original([full_tensor(getattr(part, "value", part), sessions) for part in value])
     if isinstance(value, numpy.ndarray) and sessions.shared_work:
         return value  # that a file gets: Keras converts it twice, each time by a copy
     strategy = sessions.keeper(value) if isinstance(value, torch.Tensor) else None
@@ -206,7 +206,7 @@ def new_variable(
     if layout is None:
         layout = session.packed.get(path)
     if layout is None:
-        found: Layout = session.distribution.get_variable_layout(variable).backend_layout
-        layout = found.fitting(shape, f"Variable {path!r}")
+        rule_layout: Layout = session.distribution.get_variable_layout(variable).backend_layout
+        layout = rule_layout.fitting(shape, f"Variable {path!r}")
     of_optimizer = of_optimizer or keras_private.is_made_by_optimizer()
     return NewVariable(path, shape, layout, session.batch_axes, of_optimizer)

@@ -56,8 +56,8 @@ class PythonGuard:
         held = held_state(trainer, called, capture.metadata_of, closures)
         for registry in capture.hook_registries():
             held.size(registry, "a hook of all torch modules")
-        found = memories(held.tensors, local)
-        return cls(held, found, keras_private.global_seed(), called.count)
+        memories_held = memories(held.tensors, local)
+        return cls(held, memories_held, keras_private.global_seed(), called.count)
 
     def check_holds(self, tensors: Iterable[object]) -> None:
         """Checks that an attribute or a container holds `tensors`, which a program reads.

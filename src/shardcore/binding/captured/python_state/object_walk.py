@@ -66,8 +66,7 @@ class ObjectWalk(abc.ABC):
     names_are_computed: bool = attrs.field(default=False, init=False)
     has_decimals: bool = attrs.field(default=False, init=False)  # whether it met decimal numbers
     budget: Budget = attrs.field(factory=Budget, init=False)
-    # All names in the user's code.
-    user_names: frozenset[str] = attrs.field(init=False)
+    user_names: frozenset[str] = attrs.field(init=False)  # all names in the user's code
 
     def __attrs_post_init__(self) -> None:
         names = [self.called.names_of(code).attributes for code in self.called.users()]
@@ -130,16 +129,16 @@ class ObjectWalk(abc.ABC):
 
     def _variable(self, variable: keras.Variable) -> None:
         """Adds the tensor of a variable, and what Keras reads of it in a step."""
-        found, title = vars(variable), f"variable {variable.path!r}"
+        attributes, title = vars(variable), f"variable {variable.path!r}"
         keys = keras_private.state_of(variable)
-        self.held.attributes(found, keys, title)
-        self.held.size(found, f"attributes of {title}")
+        self.held.attributes(attributes, keys, title)
+        self.held.size(attributes, f"attributes of {title}")
         tensor = tensor_of(variable)
         if not variable.trainable and id(tensor) not in self.met:  # no autograd, no hooks
             self._meet(tensor)
             self.held.memory(tensor, title)
         for key in keys:
-            self._add(found[key], title)
+            self._add(attributes[key], title)
 
     def _check_comparable(self, kind: Any, name: str) -> None:
         """Checks that a change in an object of this class can be seen."""
@@ -216,12 +215,12 @@ class ObjectWalk(abc.ABC):
         """Adds the attributes and slots of an object that count, and those of its classes."""
         kind: Any = type(owner)
         is_library = rules.is_library(kind.__module__)
-        found = attributes_of(owner)
+        attributes = attributes_of(owner)
         if is_of(owner, threading.local):
-            found = threading.local.__getattribute__(owner, "__dict__")
-        if found is not None:
-            title = _title(owner, found, name)
-            self._attributes(found, title, is_library)
+            attributes = threading.local.__getattribute__(owner, "__dict__")
+        if attributes is not None:
+            title = _title(owner, attributes, name)
+            self._attributes(attributes, title, is_library)
             self.held.kind(owner, title)
             if not is_library:
                 self.held.namespace(namespace_reader(owner), title)
@@ -235,10 +234,10 @@ class ObjectWalk(abc.ABC):
     def _counts(self, key: str) -> bool:
         return self.names is None or key in self.names
 
-    def _attributes(self, found: dict[str, Any], title: str, is_library: bool) -> None:
+    def _attributes(self, attributes: dict[str, Any], title: str, is_library: bool) -> None:
         """Adds attributes: of a class of a library those that count, of another one all."""
         keys = []
-        for key, value in list(found.items()):
+        for key, value in list(attributes.items()):
             if key in keras_private.RUNS_NOTED or keras_private.is_bookkeeping(value):
                 continue
             is_fixed = is_library and key in keras_private.FIXED and key not in self.user_names
@@ -251,11 +250,12 @@ class ObjectWalk(abc.ABC):
                 self.held.size(value, f"attribute {key!r} of {title}")
             else:
                 self._add(value, f"attribute {key!r} of {title}")
-        self.held.attributes(found, tuple(keys), title)
-        if keras_private.RUNS_NOTED.isdisjoint(found):
-            self.held.size(found, f"{NEW_ATTRIBUTES if is_library else 'attributes'} of {title}")
+        self.held.attributes(attributes, tuple(keys), title)
+        if keras_private.RUNS_NOTED.isdisjoint(attributes):
+            noun = NEW_ATTRIBUTES if is_library else "attributes"
+            self.held.size(attributes, f"{noun} of {title}")
         else:
-            self.held.content(partial(_lasting, found), f"attributes of {title}")
+            self.held.content(partial(_lasting, attributes), f"attributes of {title}")
 
     def _class(self, kind: type) -> None:
         """Adds the attributes of a class that is not a library's."""
@@ -290,11 +290,11 @@ class ObjectWalk(abc.ABC):
         """Adds what the function of a cache reads, which may have run before the first step."""
 
 
-def _title(owner: Any, found: dict[str, Any], name: str) -> str:
-    own = found.get("name")
+def _title(owner: Any, attributes: dict[str, Any], name: str) -> str:
+    own = attributes.get("name")
     return f"{type(owner).__name__} {own!r}" if isinstance(own, str) else name
 
 
-def _lasting(found: dict[str, Any]) -> int:
+def _lasting(attributes: dict[str, Any]) -> int:
     """Returns the number of attributes of a model, without those in which it notes its runs."""
-    return len(found) - len(keras_private.RUNS_NOTED & found.keys())
+    return len(attributes) - len(keras_private.RUNS_NOTED & attributes.keys())
