@@ -14,7 +14,7 @@ from shardcore.binding.data import batches
 from shardcore.binding.keras_private.variables import set_tensor, tensor_of
 from shardcore.binding.torch_modules import wrapper
 from shardcore.binding.variables import adoption
-from shardcore.binding.variables.variable import full_tensor, place
+from shardcore.binding.variables.variable import full_tensor, store_variable
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.layout import Layout
 from shardcore.domain.placements import ReduceOp
@@ -38,13 +38,15 @@ class Functions:
         before = tensor_of(variable)
         keras_private.set_layout(variable, None)
         set_tensor(variable, torch.nn.Parameter(value, requires_grad=before.requires_grad))
-        place(variable, session, None if layout is None else _layout(layout, value, session))
+        store_variable(
+            variable, session, None if layout is None else _layout(layout, value, session)
+        )
         wrapper.follow(variable, before)
 
     def distribute_model(self, model: object) -> None:
         """Lays a model out again by the rules of the distribution that is set."""
         session = self.sessions.required()
-        session.processes.meet(f"distribute_model() of model {getattr(model, 'name', '')!r}")
+        session.processes.barrier(f"distribute_model() of model {getattr(model, 'name', '')!r}")
         adoption.lay_out(rank_consistency.variables_of(model), session, model)
 
     def distribute_tensor(self, tensor: Array, layout: LayoutLike) -> Tensor:
@@ -64,7 +66,7 @@ class Functions:
         tensor = _plain(tensor, "all_reduce", session)
         pending = dict.fromkeys(_axes(axis_name, session), op)
         layout = Layout(session.mesh, (None,) * tensor.ndim, pending)
-        with self._together(f"all_reduce({op!r})", tensor):
+        with self._collective_call(f"all_reduce({op!r})", tensor):
             return _full_tensor_of(tensor, layout, tuple(tensor.shape), session)
 
     def all_gather(self, tensor: Array, dim: int, axis_name: str | None) -> Tensor:
@@ -82,13 +84,13 @@ class Functions:
         shape = list(tensor.shape)
         for axis in axes:
             shape[dim] *= session.mesh.axis_size(axis)
-        with self._together(f"all_gather(axis={dim})", tensor):
+        with self._collective_call(f"all_gather(axis={dim})", tensor):
             return _full_tensor_of(tensor, Layout(session.mesh, spec), tuple(shape), session)
 
-    def _together(self, call: str, tensor: Tensor) -> AbstractContextManager[None]:
+    def _collective_call(self, call: str, tensor: Tensor) -> AbstractContextManager[None]:
         """Opens a context for a collective: all ranks make the same call, on equal shapes."""
         kind = str(tensor.dtype).removeprefix("torch.")
-        return self.sessions.together(f"{call} of a tensor of {tuple(tensor.shape)} {kind}")
+        return self.sessions.collective_call(f"{call} of a tensor of {tuple(tensor.shape)} {kind}")
 
     def ensure_dtensor(self, tensor: Array, layout: LayoutLike | None) -> Tensor:
         """Returns `tensor` as one of the strategy's own."""

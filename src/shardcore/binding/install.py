@@ -179,8 +179,8 @@ class Binding:
             **{
                 method: partial(replace, sessions)
                 for replace, writers in (
-                    (callbacks.together, table.WRITERS),
-                    (callbacks.raised_later, table.STEP_WRITERS),
+                    (callbacks.write_on_all_ranks, table.WRITERS),
+                    (callbacks.defer_write_error, table.STEP_WRITERS),
                 )
                 for methods in writers.values()
                 for method in methods
@@ -188,7 +188,7 @@ class Binding:
             "BackupAndRestore._save_model": partial(backup.save, sessions),
             "BackupAndRestore._load_model": partial(backup.load, sessions),
             "BackupAndRestore.on_epoch_end": partial(backup.end_epoch, sessions),
-            "BackupAndRestore.on_train_begin": partial(callbacks.by_path, sessions),
+            "BackupAndRestore.on_train_begin": partial(callbacks.write_once_per_path, sessions),
             "RemoteMonitor.on_epoch_end": partial(callbacks.send_once, sessions),
             "io_utils.print_msg": partial(callbacks.print_once, sessions),
             "summary_utils.print_summary": partial(callbacks.summarize_once, sessions),
@@ -207,14 +207,14 @@ class Binding:
             "numpy.einsum": products.einsum,
             "core.slice_update": slices.update,
             "saving_lib.is_memory_sufficient": loading.is_memory_sufficient,
-            "io_utils.ask_to_proceed_with_overwrite": saving.ask,
+            "io_utils.ask_to_proceed_with_overwrite": saving.ask_on_rank_0,
             "OrbaxCheckpoint.set_model": callbacks.refuse_orbax,
         }
         functions |= {
             name: partial(self._in_session, function) for name, function in in_session.items()
         }
         return values | {
-            name: keras_private.around(function) for name, function in functions.items()
+            name: keras_private.wrap_calls(function) for name, function in functions.items()
         }
 
     def _in_session(

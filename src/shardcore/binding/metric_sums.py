@@ -119,7 +119,7 @@ class MetricSums:
             yield
             self.reduce()
         except BaseException:
-            self._lose()
+            self._invalidate()
             raise
         finally:
             self._steps -= 1
@@ -132,7 +132,7 @@ class MetricSums:
             yield
         except BaseException:
             if run.deferred:  # the other ranks may not reach a collective here
-                self._lose()
+                self._invalidate()
             raise
         if run.deferred:
             self.reduce()
@@ -152,7 +152,7 @@ class MetricSums:
             if id(variable) not in self._deferred and pending is not None:
                 strategy = variable._shardcore_session.strategy
                 _write(variable, pending, tensor_of(variable), strategy)
-                self._keep_pending(variable, pending, strategy)
+                self._store_pending(variable, pending, strategy)
         numbers = [number for number, v in enumerate(run.deferred) if id(v) in self._deferred]
         return f"deferred, pending {numbers}"
 
@@ -174,10 +174,10 @@ class MetricSums:
             return False
         # In separate memory: the value of one step, or a persistent stand-in.
         pending = _stand_in_of(variable, value, strategy) if across_steps else value.detach() * 1
-        self._keep_pending(variable, pending, strategy)
+        self._store_pending(variable, pending, strategy)
         return True
 
-    def _keep_pending(
+    def _store_pending(
         self, variable: Variable, pending: torch.Tensor, strategy: TorchStrategy
     ) -> None:
         self._deferred[id(variable)] = _Deferred(variable, tensor_of(variable), strategy)
@@ -186,22 +186,22 @@ class MetricSums:
     def reduce(self) -> None:
         """Reduces the deferred sums, except those deferred to the next step."""
         alike: dict[Any, list[_Deferred]] = {}
-        for deferred in self._due():
+        for deferred in self._take_due():
             key = id(deferred.strategy), tensor_of(deferred.variable).dtype
             alike.setdefault(key, []).append(deferred)
         with torch.no_grad():
             for group in alike.values():
                 _reduce_together(group)
 
-    def _lose(self) -> None:
+    def _invalidate(self) -> None:
         """Sets the deferred sums to nan: with the counts they would give a wrong mean."""
-        for deferred in self._due():
+        for deferred in self._take_due():
             set_tensor(deferred.variable, deferred.stored)
             if deferred.stored.dtype.is_floating_point:
                 lost = torch.full(deferred.stored.shape, torch.nan, dtype=deferred.stored.dtype)
                 deferred.strategy.assign(deferred.stored, lost.to(deferred.stored.device))
 
-    def _due(self) -> list[_Deferred]:
+    def _take_due(self) -> list[_Deferred]:
         """Takes the deferred sums, except those deferred to the next step."""
         due = [d for d in self._deferred.values() if not self._is_deferred(d.variable)]
         for deferred in due:
@@ -231,7 +231,7 @@ def _is_sum(value: torch.Tensor, strategy: TorchStrategy) -> bool:
 def _reduce_together(group: list[_Deferred]) -> None:
     values = [tensor_of(deferred.variable) for deferred in group]
     strategy, world = group[0].strategy, group[0].variable._shardcore_world
-    flat = _joined(values, strategy, world)
+    flat = _concatenate(values, strategy, world)
     with reduction_scope([deferred.stored for deferred in group]):
         reduced = strategy.activation(flat, None)
     parts = torch.split(reduced, [value.numel() for value in values])
@@ -275,7 +275,7 @@ def _write(
         strategy.assign(pending, value)
 
 
-def _joined(sums: list[torch.Tensor], strategy: TorchStrategy, world: World) -> Any:
+def _concatenate(sums: list[torch.Tensor], strategy: TorchStrategy, world: World) -> Any:
     """Concatenates partial sums over several axes into one over all of these axes."""
     layouts = [strategy.layout(partial_sum) for partial_sum in sums]
     pending = [() if layout is None else layout.partial for layout in layouts]
@@ -292,6 +292,8 @@ def _joined(sums: list[torch.Tensor], strategy: TorchStrategy, world: World) -> 
 
 def _share(part: torch.Tensor, before: PartialAxes, after: PartialAxes, world: World) -> Any:
     """Returns this rank's share of a sum that is partial over more axes: all or zero."""
-    place = dict(zip(world.mesh.axis_names, world.mesh.coordinate(world.position), strict=True))
-    is_first = not any(place[axis] for axis, op in after if (axis, op) not in before)
+    coordinate = dict(
+        zip(world.mesh.axis_names, world.mesh.coordinate(world.position), strict=True)
+    )
+    is_first = not any(coordinate[axis] for axis, op in after if (axis, op) not in before)
     return part if is_first else torch.zeros_like(part)

@@ -98,7 +98,7 @@ def _measured(build, mesh, policy):
     storages = {id(each): local(each._value).untyped_storage() for each in kept}
     stored = sum(each.nbytes() for each in storages.values())
     gc.collect()  # of the steps before
-    with keras_private.around_layers(collected):
+    with keras_private.wrap_layer_calls(collected):
         return stored, highest(lambda: model.train_on_batch(*batch))
 
 

@@ -26,7 +26,7 @@ from shardcore.binding.captured.python_state.observed import (
     without_collection,
 )
 from shardcore.binding.captured.reports import Reports
-from shardcore.binding.context.rank_consistency import meet_changed
+from shardcore.binding.context.rank_consistency import wait_for_new_trace
 from shardcore.binding.context.session import Session
 from shardcore.domain.steps.capture import (
     Event,
@@ -168,7 +168,7 @@ class CapturedStep:
     def _is_in_mode(self, session: Session | None) -> bool:
         """Returns whether a mode of torch is active, on all ranks: a program would not call it."""
         if mode := self.capture.active_mode():
-            meet_changed(self._reports.step, f"the active mode of torch ({mode})", session)
+            wait_for_new_trace(self._reports.step, f"the active mode of torch ({mode})", session)
             self._reports.refused(f"{mode} is active, which a captured step would not call")
         return bool(mode)
 
@@ -196,7 +196,7 @@ class CapturedStep:
         if not change:
             return
         if entry.programs:
-            meet_changed(self._reports.step, change, session)
+            wait_for_new_trace(self._reports.step, change, session)
         self._reports.changed(change)
         self._called.forget()  # functions that were replaced run no more
         entry.after(Event.CHANGED)

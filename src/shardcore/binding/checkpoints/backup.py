@@ -20,8 +20,8 @@ from shardcore.binding import keras_private
 from shardcore.binding.checkpoints.state import generators, generators_of, set_generators
 from shardcore.binding.context.collective_errors import raise_on_all_ranks
 from shardcore.binding.context.session import Session, Sessions
-from shardcore.binding.data_position import DataPosition, Place
-from shardcore.binding.files.callbacks import together
+from shardcore.binding.data_position import DataPosition, SavedPosition
+from shardcore.binding.files.callbacks import write_on_all_ranks
 from shardcore.binding.types import Original
 from shardcore.domain.errors import CheckpointError
 
@@ -38,7 +38,7 @@ class _Backup:
     Args:
         epoch: The epoch that runs, or begins.
         steps: How many of its steps are done.
-        place: The place in the data; None if the epoch reads it from its beginning.
+        position: The position in the data; None if the epoch reads it from its beginning.
         metrics: The values of the variables of metrics.
         seeds: The values of the model's seeds.
         global_seed: That of the seed of random functions that get none, if it exists.
@@ -47,7 +47,7 @@ class _Backup:
 
     epoch: int
     steps: int
-    place: Place | None
+    position: SavedPosition | None
     metrics: list[Any]
     seeds: list[Any]
     global_seed: Any
@@ -67,24 +67,24 @@ def save(sessions: Sessions, original: Original, callback: BackupAndRestore) -> 
     if steps and steps >= ((callback.params or {}).get("steps") or steps + 1):
         setattr(callback, _WAITS, True)
         return
-    place = _place(sessions, steps)
-    if place is None:
+    position = _data_position(sessions, steps)
+    if position is None:
         steps = 0  # Keras begins the epoch again
     state = {
         "epoch": epoch,
         "batch": last,
         "steps": steps,
-        "place": place,
+        "place": position,
         "metrics": [_value(variable) for variable in callback.model.metrics_variables if steps],
         "generators": generators(),
         "seeds": [_value(seed) for seed in _seeds(callback.model)],
         "global_seed": _value(keras_private.global_seed()),
     }
-    sessions.beside_weights = {NAME: json.dumps(state)}
+    sessions.weights_file_attributes = {NAME: json.dumps(state)}
     try:
-        together(sessions, original, callback)
+        write_on_all_ranks(sessions, original, callback)
     finally:
-        sessions.beside_weights = {}
+        sessions.weights_file_attributes = {}
 
 
 def end_epoch(
@@ -106,9 +106,9 @@ def load(sessions: Sessions, original: Original, callback: BackupAndRestore) -> 
     session, path = sessions.current(), keras_private.weights_path(callback)
     if session is not None and session.mesh.size > 1:
         # One rank may have copied the backup before a damaged one to its place.
-        session.processes.meet("the restoring of a backup")
+        session.processes.barrier("the restoring of a backup")
     backup = _agreed(callback, path, session, sessions)
-    _on_all(partial(original, callback), f"restore {path!r}", session, sessions)
+    _run_collectively(partial(original, callback), f"restore {path!r}", session, sessions)
     run.position = run.position or DataPosition()
     if backup is not None:
         _restore(backup, callback, path, run.position)
@@ -132,7 +132,7 @@ def _agreed(
         read.append(_read(path) if exists else None)
         contents.append(str(read[0] or ("weights alone" if exists else "nothing")))
 
-    _on_all(look, f"read {path!r}", session, sessions)
+    _run_collectively(look, f"read {path!r}", session, sessions)
     if session is not None and session.mesh.size > 1:
         everyone = session.processes.gather((contents[0], path))
         if len({what for what, _ in everyone}) > 1:
@@ -144,7 +144,7 @@ def _agreed(
     return read[0]
 
 
-def _on_all(work: Any, what: str, session: Session | None, sessions: Sessions) -> None:
+def _run_collectively(work: Any, what: str, session: Session | None, sessions: Sessions) -> None:
     if session is None or session.mesh.size == 1:
         work()
     else:
@@ -163,7 +163,7 @@ def _read(path: str) -> _Backup | None:
         return _Backup(
             int(state["epoch"]),
             int(state["steps"]),
-            None if place is None else Place.from_json(place),
+            None if place is None else SavedPosition.from_json(place),
             list(state["metrics"]),
             list(state["seeds"]),
             state["global_seed"],
@@ -199,7 +199,7 @@ def _restore(
         seed.assign(value)
     set_generators(backup.generators)
     keras_private.begin_at(model, backup.epoch)
-    position.ahead = backup.place
+    position.ahead = backup.position
     position.metrics = list(zip(metrics, backup.metrics, strict=True))
 
 
@@ -214,14 +214,14 @@ def _steps(sessions: Sessions, callback: BackupAndRestore) -> int:
     return keras_private.progress_of(callback)[1] + 1
 
 
-def _place(sessions: Sessions, steps: int) -> dict[str, object] | None:
+def _data_position(sessions: Sessions, steps: int) -> dict[str, object] | None:
     """Returns the place in the data; None if the next epoch reads it from its beginning."""
     run = sessions.run()
     position = None if run is None else run.position
     if position is None or not (steps or position.goes_on):
         return None
-    place = position.place(steps)
-    return None if place is None else place.to_json()
+    saved = position.saved(steps)
+    return None if saved is None else saved.to_json()
 
 
 def _seeds(model: keras.Model) -> list[keras.Variable]:

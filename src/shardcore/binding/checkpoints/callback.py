@@ -11,7 +11,7 @@ from shardcore.binding.checkpoints.checkpoints import Checkpoints
 from shardcore.binding.checkpoints.due import Due
 from shardcore.binding.checkpoints.loading import Loading
 from shardcore.binding.checkpoints.saving import Saving
-from shardcore.binding.data_position import DataPosition, Place
+from shardcore.binding.data_position import DataPosition, SavedPosition
 from shardcore.binding.keras_private.variables import tensor_of
 from shardcore.domain.errors import CheckpointError
 from shardcore.ports.checkpoints import Lease
@@ -85,7 +85,7 @@ class ShardedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
                 "shardcore.load_checkpoint()."
             )
         place = training["place"]
-        self._position.ahead = None if place is None else Place.from_json(place)
+        self._position.ahead = None if place is None else SavedPosition.from_json(place)
         self._progress = _Progress(loading.index.step, training["epoch"], training["of_epoch"])
         keras_private.begin_at(self.model, training["epoch"])
         if training["of_epoch"]:
@@ -152,7 +152,7 @@ class ShardedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
         self.finish()
         self._is_due, self._saved_step = False, self._progress.step
         states, arrays = callback_state.states_of(self._others())
-        place = self._position.place(self._progress.of_epoch)
+        place = self._position.saved(self._progress.of_epoch)
         training = {
             "epoch": self._progress.epoch,
             "of_epoch": self._progress.of_epoch,

@@ -67,7 +67,9 @@ class Checkpoints:
             if session is None or session.world.position == 0:
                 taken.append(self.store.lease(place))
 
-        saving.together(work, f"write checkpoints into {str(place)!r}", session, self.sessions)
+        saving.run_collectively(
+            work, f"write checkpoints into {str(place)!r}", session, self.sessions
+        )
         return taken[0] if taken else None
 
     def load(

@@ -10,7 +10,7 @@ import torch
 
 from shardcore.binding import keras_private
 from shardcore.binding.checkpoints import state
-from shardcore.binding.checkpoints.saving import session_of, together
+from shardcore.binding.checkpoints.saving import run_collectively, session_of
 from shardcore.binding.checkpoints.state import StateTensor
 from shardcore.binding.context import rank_consistency
 from shardcore.binding.context.session import Session, Sessions
@@ -90,8 +90,8 @@ def load(
                 reader.read(stored, stored.as_one_part, stored.shape, state.bytes_of(array))
             state.set_generators(generators)
 
-        together(check, f"check checkpoint {str(checkpoint)!r}", session, sessions)
-        together(read, f"read checkpoint {str(checkpoint)!r}", session, sessions)
+        run_collectively(check, f"check checkpoint {str(checkpoint)!r}", session, sessions)
+        run_collectively(read, f"read checkpoint {str(checkpoint)!r}", session, sessions)
     report = _report(checkpoint, index, matched, count)
     return Loading(checkpoint, index, report, {stored.name: array for stored, array in arrays})
 
@@ -106,7 +106,7 @@ def chosen(
         if session is None or session.processes.rank == 0:
             chosen.append(choose())
 
-    together(work, what, session, sessions)
+    run_collectively(work, what, session, sessions)
     if session is None:
         return chosen[0]
     path: Path | None = session.processes.gather(chosen)[0][0]
@@ -130,7 +130,7 @@ def _index(
 ) -> Index:
     """Returns the index, which every rank reads, and which is equal on all."""
     indexes: list[Index] = []
-    together(
+    run_collectively(
         lambda: indexes.append(store.index(checkpoint)),
         f"read the index of checkpoint {str(checkpoint)!r}",
         session,

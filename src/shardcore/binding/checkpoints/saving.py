@@ -44,8 +44,8 @@ class Saving:
         """
         what = f"write checkpoint {str(self.path)!r}"
         try:
-            together(self.pending.wait_for_file, what, self.session, self.sessions)
-            together(self.pending.wait_for_commit, what, self.session, self.sessions)
+            run_collectively(self.pending.wait_for_file, what, self.session, self.sessions)
+            run_collectively(self.pending.wait_for_commit, what, self.session, self.sessions)
         except BaseException:
             self.pending.cancel()
             raise
@@ -124,7 +124,7 @@ def session_of(model: keras.Model, sessions: Sessions, what: str) -> Session | N
             f"{what}() was called on thread {threading.current_thread().name!r}: all ranks take "
             "part in it, so call it on the main thread."
         )
-    session = sessions.current() or sessions.keeping(model)
+    session = sessions.current() or sessions.session_of_model(model)
     if session is None:
         if sessions.processes.world_size > 1:
             raise StrategyError(
@@ -133,7 +133,7 @@ def session_of(model: keras.Model, sessions: Sessions, what: str) -> Session | N
                 "keras.distribution.set_distribution(keras.distribution.DataParallel())."
             )
         return None
-    session.processes.meet(f"{what}()")
+    session.processes.barrier(f"{what}()")
     adoption.adopt(model, session)
     sessions.sums.reduce()
     return session
@@ -157,13 +157,13 @@ def _folder(
                 leases.append(store.lease(directory))
             made.append(store.begin(leases[0], step))
 
-    together(work, f"begin a checkpoint in {str(directory)!r}", session, sessions)
+    run_collectively(work, f"begin a checkpoint in {str(directory)!r}", session, sessions)
     if session is None:
         return made[0]
     return next(folders[0] for folders in session.processes.gather(made) if folders)
 
 
-def together(
+def run_collectively(
     work: Callable[[], None], what: str, session: Session | None, sessions: Sessions
 ) -> None:
     """Does `work` on all ranks; if it fails on one, all raise its error."""

@@ -104,7 +104,7 @@ def _raise_first_difference(everyone: list[Facts]) -> None:
             )
 
 
-def meet_changed(step: str, where: str, session: Session | None) -> None:
+def wait_for_new_trace(step: str, where: str, session: Session | None) -> None:
     """Waits until all ranks drop the trace of `step`; a rank that runs it would not answer.
 
     `where` names the state that has changed on this rank.
@@ -112,7 +112,7 @@ def meet_changed(step: str, where: str, session: Session | None) -> None:
     if session is None or session.mesh.size == 1:
         return
     try:
-        session.processes.meet(f"recording {step} again, as {where} has changed")
+        session.processes.barrier(f"recording {step} again, as {where} has changed")
     except RankMismatchError as error:
         raise RankMismatchError(
             f"Rank {session.processes.rank} records {step} again, because {where} has changed "

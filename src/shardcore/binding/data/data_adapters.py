@@ -126,7 +126,7 @@ def epoch_facts(adapter: keras_private.DataAdapter, session: Session) -> rank_co
     return {"batch size": str(adapter.batch_size), "batch arrays": rank_consistency.shapes(arrays)}
 
 
-def together(
+def compare_batches(
     adapter: keras_private.DataAdapter, batches_of_process: Iterable[object], session: Session
 ) -> Any:
     """Returns the batches of a data adapter, compared between ranks if no step would.

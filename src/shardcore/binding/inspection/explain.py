@@ -35,7 +35,7 @@ def explain_model(
     with sessions.scope_of(model), ExitStack() as scope:
         session = sessions.current()
         if session is not None:
-            session.processes.meet(f"explain() of model {model.name!r}")
+            session.processes.barrier(f"explain() of model {model.name!r}")
             scope.enter_context(session.strategy.scope())
         if step != "predict":
             keras_private.build_by(model, data)

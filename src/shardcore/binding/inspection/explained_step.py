@@ -149,14 +149,18 @@ class ExplainedStep:
 
         with ExitStack() as undo:
             keras_private.replace(
-                keras_private.PATCHES["Layer.__call__"], keras_private.around(layer_call), undo
+                keras_private.PATCHES["Layer.__call__"], keras_private.wrap_calls(layer_call), undo
             )
             keras_private.replace(keras_private.PATCHES["layer.distribution_lib"], edges, undo)
             keras_private.replace(
-                keras_private.PATCHES["Variable._direct_assign"], keras_private.around(assign), undo
+                keras_private.PATCHES["Variable._direct_assign"],
+                keras_private.wrap_calls(assign),
+                undo,
             )
             keras_private.replace(
-                keras_private.PATCHES["core.convert_to_numpy"], keras_private.around(to_numpy), undo
+                keras_private.PATCHES["core.convert_to_numpy"],
+                keras_private.wrap_calls(to_numpy),
+                undo,
             )
             yield
 

@@ -62,7 +62,7 @@ def build_to_trace(
     def call(original: Original, layer: keras.Layer, *args: object, **kwargs: object) -> Any:
         return args[0] if layer.name in blocks.left_out else original(layer, *args, **kwargs)
 
-    with keras_private.around_layers(call):
+    with keras_private.wrap_layer_calls(call):
         return build_model(build, lambda: batch, sessions, tracer)
 
 
@@ -114,7 +114,7 @@ def trace_step(
             return original(layer, *args, **kwargs)
 
     given = attrs.evolve(built, batch=_with_rows(built.batch, rows))
-    with keras_private.around_layers(call):
+    with keras_private.wrap_layer_calls(call):
         ran = run_step(given, sessions, tracer, watch)
     return tracer.events(ran.session.mesh, dict(_stored(ran)))
 

@@ -17,7 +17,7 @@ from shardcore.reporting.verification import VariableCheck, Verification
 def verify_model(model: keras.Model, batch: object, sessions: Sessions) -> Verification:
     """Returns the report on the variables of a model and its optimizer. A collective."""
     session = sessions.required()
-    session.processes.meet(f"verify() of model {model.name!r}")
+    session.processes.barrier(f"verify() of model {model.name!r}")
     adoption.adopt(model, session)
     if batch is not None:
         with session.strategy.scope():

@@ -139,7 +139,7 @@ def _run(
     watch: Watch,
 ) -> RunStep:
     variables = rank_consistency.variables_of(model)
-    adoption.place([v for v in variables if stored_layout(v) is None], session, model)
+    adoption.store_variables([v for v in variables if stored_layout(v) is None], session, model)
     state = tuple(
         (
             tensor,

@@ -36,7 +36,7 @@ from shardcore.binding.keras_private.nests import leaves as leaves
 from shardcore.binding.keras_private.nests import map_leaves as map_leaves
 from shardcore.binding.keras_private.nests import map_pairs as map_pairs
 from shardcore.binding.keras_private.nests import map_tensors as map_tensors
-from shardcore.binding.keras_private.nests import packed as packed
+from shardcore.binding.keras_private.nests import pack_leaves as pack_leaves
 from shardcore.binding.keras_private.process import CURRENT_DISTRIBUTION as CURRENT_DISTRIBUTION
 from shardcore.binding.keras_private.process import can_send as can_send
 from shardcore.binding.keras_private.process import draw_seed as draw_seed
@@ -56,10 +56,10 @@ from shardcore.binding.keras_private.process import settings as settings
 from shardcore.binding.keras_private.process import torch_device as torch_device
 from shardcore.binding.keras_private.process import unnoticed as unnoticed
 from shardcore.binding.keras_private.process import without_distribution as without_distribution
-from shardcore.binding.keras_private.rebinding import around as around
-from shardcore.binding.keras_private.rebinding import around_layers as around_layers
 from shardcore.binding.keras_private.rebinding import missing as missing
 from shardcore.binding.keras_private.rebinding import replace as replace
+from shardcore.binding.keras_private.rebinding import wrap_calls as wrap_calls
+from shardcore.binding.keras_private.rebinding import wrap_layer_calls as wrap_layer_calls
 from shardcore.binding.keras_private.shapes import (
     drawing_without_values as drawing_without_values,
 )
@@ -89,7 +89,7 @@ from shardcore.binding.keras_private.training import is_own_step as is_own_step
 from shardcore.binding.keras_private.training import loader_of as loader_of
 from shardcore.binding.keras_private.training import logs_of_step as logs_of_step
 from shardcore.binding.keras_private.training import path_of as path_of
-from shardcore.binding.keras_private.training import place_of_files as place_of_files
+from shardcore.binding.keras_private.training import path_of_files as path_of_files
 from shardcore.binding.keras_private.training import progress_of as progress_of
 from shardcore.binding.keras_private.training import read_steps as read_steps
 from shardcore.binding.keras_private.training import results_of as results_of

@@ -34,7 +34,7 @@ def map_pairs(function: Callable[[Any, Any], object], one: object, other: object
     return tree.map_structure(function, one, other, none_is_leaf=False)
 
 
-def packed(structure: object, flat: Sequence[object]) -> Any:
+def pack_leaves(structure: object, flat: Sequence[object]) -> Any:
     """Returns the leaves `found` in the nesting of `structure`."""
     return tree.pack_sequence_as(structure, flat)
 

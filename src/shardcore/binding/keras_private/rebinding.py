@@ -12,7 +12,7 @@ from shardcore.binding.keras_private.table import PATCHES, WITHOUT_VALUES, Patch
 from shardcore.binding.types import Original
 
 
-def around(
+def wrap_calls(
     replacement: Callable[..., object],
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Returns a decorator by which a Keras function calls `replacement`, with itself first."""
@@ -41,10 +41,10 @@ def replace(patch: Patch, make: Callable[[Any], object], undo: ExitStack) -> Non
 
 
 @contextmanager
-def around_layers(call: Callable[..., object]) -> Iterator[None]:
+def wrap_layer_calls(call: Callable[..., object]) -> Iterator[None]:
     """Calls `call(original, layer, *args, **kwargs)` for each call of a layer in the context."""
     with ExitStack() as undo:
-        replace(PATCHES["Layer.__call__"], around(call), undo)
+        replace(PATCHES["Layer.__call__"], wrap_calls(call), undo)
         yield
 
 

@@ -269,7 +269,7 @@ def saves_at_epochs(callback: BackupAndRestore) -> bool:
     return bool(callback.save_freq == "epoch")
 
 
-def place_of_files(callback: Callback) -> str | None:
+def path_of_files(callback: Callback) -> str | None:
     """Returns the path that a callback was given for what it writes; None if it writes nothing."""
     for kind, name in _PATHS:
         if isinstance(callback, kind):

@@ -35,7 +35,7 @@ def layer_call(
             args, kwargs = batches.take_own_rows((args, kwargs), session)
         elif loops.is_in_loop(session, sessions):
             return _loop_call(session, original, layer, (args, kwargs))
-    strategy = sessions.visited()
+    strategy = sessions.strategy_without_distribution()
     visit = nullcontext() if strategy is None else strategy.scope(visiting=True)
     with visit, layer_scope(layer.path or layer.name):
         return original(layer, *args, **kwargs)

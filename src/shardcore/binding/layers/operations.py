@@ -58,7 +58,7 @@ def _next_seed(seed: Seed, sessions: Sessions) -> Any:
     """Returns the next seed of `seed`, as a plain tensor of one number."""
     first, second = keras_private.draw_seed(seed)
     total = first + second
-    strategy = sessions.keeper(total)
+    strategy = sessions.strategy_of_tensor(total)
     return total if strategy is None else strategy.full_tensor(total)
 
 

@@ -69,7 +69,7 @@ class _Prompt:
         scope = nullcontext() if session is None else session.strategy.scope()
         with scope, self.sessions.working(self.model):
             shards, forms, nest = self.captured(step, given, session)
-        return keras_private.packed(nest, from_local(shards, forms, session))
+        return keras_private.pack_leaves(nest, from_local(shards, forms, session))
 
 
 def may_capture(

@@ -80,9 +80,9 @@ def _full(start: object, session: Session) -> Any:
     return session.strategy.full_tensor(start) if isinstance(start, torch.Tensor) else start
 
 
-def _from_begin(place: object, size: int) -> Any:
-    """Returns a place in a dim of this size as counted from its begin."""
-    return torch.where(place < 0, place + size, place) if isinstance(place, torch.Tensor) else place
+def _from_begin(index: object, size: int) -> Any:
+    """Returns an index into a dim of this size, counted from its begin."""
+    return torch.where(index < 0, index + size, index) if isinstance(index, torch.Tensor) else index
 
 
 class TensorIndices(TorchFunctionMode):
@@ -110,6 +110,6 @@ def _looked_up(tensor: torch.Tensor, indices: Sequence[Any]) -> torch.Tensor:
     """Returns `tensor[indices]`, with numbers in tensors among the indices."""
     for dim, index in enumerate(indices):
         if _is_number(index):
-            place = _from_begin(index, tensor.shape[dim]).reshape(1)
-            tensor = torch.index_select(tensor, dim, place)
+            from_begin = _from_begin(index, tensor.shape[dim]).reshape(1)
+            tensor = torch.index_select(tensor, dim, from_begin)
     return tensor[tuple(0 if _is_number(index) else index for index in indices)]

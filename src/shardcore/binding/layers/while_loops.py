@@ -114,7 +114,7 @@ class _Loop:
                 made = self.body(*variables)
                 made = made if isinstance(made, tuple | list) else (made,)
                 tensors = [reduced(leaf, self.session) for leaf in keras_private.leaves(made)]
-                goes_on = self.cond(*keras_private.packed(variables, tensors))
+                goes_on = self.cond(*keras_private.pack_leaves(variables, tensors))
                 return *to_local(tensors, self.session), full(goes_on, self.session)
 
         with nullcontext() if self.session is None else self.session.strategy.scope():
@@ -130,7 +130,7 @@ class _Loop:
         # Below autograd until here: outside they may need gradients.
         shards = [shard.clone() if shard.is_inference() else shard for shard in shards]
         tensors = from_local(shards, forms, self.session)
-        return cast("Variables", keras_private.packed(variables, tensors))
+        return cast("Variables", keras_private.pack_leaves(variables, tensors))
 
 
 # The local shards of the variables after an iteration, their forms, and whether to go on.

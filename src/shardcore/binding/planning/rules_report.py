@@ -62,8 +62,8 @@ def _as_decided(report: RulesReport, decided: Mapping[str, str | None]) -> Rules
     """Returns `report` with the rules that decided, not those that were added too late."""
     if not decided:
         return report
-    kept = {path: key for path, key in report.matched.items() if path not in decided}
-    matched = kept | {path: key for path, key in decided.items() if key is not None}
+    undecided = {path: key for path, key in report.matched.items() if path not in decided}
+    matched = undecided | {path: key for path, key in decided.items() if key is not None}
     late = [report.matched[path] for path in decided if path in report.matched]
     idle = [key for key in dict.fromkeys(late) if key not in matched.values()]
     return attrs.evolve(

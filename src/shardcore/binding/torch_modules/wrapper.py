@@ -101,7 +101,7 @@ def _full_tensors(
     """Returns the sharded tensors of `module`, each with its full tensor. A collective."""
     pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
     for tensor in [*module.parameters(), *module.buffers()]:
-        if sessions.keeper(tensor) is None:
+        if sessions.strategy_of_tensor(tensor) is None:
             continue
         value = full_tensor(tensor, sessions)
         if isinstance(tensor, torch.nn.Parameter):

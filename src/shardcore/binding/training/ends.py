@@ -36,7 +36,7 @@ class Ends:
         original(callbacks, batch, logs)
         run = self._run(callbacks)
         if run is not None:
-            self._meet_if_stopped(run)
+            self._wait_for_all_if_stopped(run)
             if batch + 1 < (callbacks.params.get("steps") or batch + 2):
                 self._pass_point(run, steps=batch + 1)
 
@@ -47,7 +47,7 @@ class Ends:
         original(callbacks, epoch, logs)
         run = self._run(callbacks)
         if run is not None:
-            self._meet_if_stopped(run)
+            self._wait_for_all_if_stopped(run)
             self._pass_point(run, steps=0)  # of the next epoch
 
     def train_end(self, original: Original, callbacks: CallbackList, logs: object = None) -> None:
@@ -65,11 +65,11 @@ class Ends:
         session = self.sessions.current()
         return run if session is not None and session.mesh.size > 1 else None
 
-    def _meet_if_stopped(self, run: TrainerRun) -> None:
+    def _wait_for_all_if_stopped(self, run: TrainerRun) -> None:
         """Waits until all ranks have set `stop_training`, if this one has."""
         if run.trainer.stop_training and not run.is_stopped:
             run.is_stopped = True
-            self.sessions.processes.meet(
+            self.sessions.processes.barrier(
                 f"the end of fit() of model {run.trainer.name!r}, as stop_training is True on this "
                 "rank (for a decision that all ranks share: shardcore.agree)"
             )

@@ -16,7 +16,7 @@ from shardcore.binding.captured.step import CapturedStep
 from shardcore.binding.context import rank_consistency
 from shardcore.binding.context.session import Session, Sessions
 from shardcore.binding.data import batches
-from shardcore.binding.data.data_adapters import RowsAhead, epoch_facts, together
+from shardcore.binding.data.data_adapters import RowsAhead, compare_batches, epoch_facts
 from shardcore.binding.data_position import Counted
 from shardcore.binding.metric_sums import TrainerRun
 from shardcore.binding.planning import rules_report
@@ -62,13 +62,13 @@ class Steps:
         with (
             self.sessions.scope_of(trainer),
             self.sessions.working(trainer) as run,
-            self._together(original.__name__, trainer, kwargs),
+            self._collective_call(original.__name__, trainer, kwargs),
         ):
             initial = kwargs.get("initial_epoch")
             run.initial_epoch = initial if isinstance(initial, int) else 0
             return original(trainer, *args, **kwargs)
 
-    def _together(
+    def _collective_call(
         self, name: str, trainer: Model, options: dict[str, object]
     ) -> AbstractContextManager[None]:
         session = self.sessions.current()
@@ -77,7 +77,7 @@ class Steps:
         if name.endswith("_on_batch") and trainer in session.checked:
             return nullcontext()  # a step of a loop, whose ranks have met in the first one
         epochs = ", ".join(f"{option}={options[option]}" for option in _EPOCHS if option in options)
-        return self.sessions.together(f"{name}({epochs}) of model {trainer.name!r}")
+        return self.sessions.collective_call(f"{name}({epochs}) of model {trainer.name!r}")
 
     def compilation(self, original: Original, trainer: Model) -> Any:
         """Replaces `_should_torch_compile`: a captured step is compiled from its trace."""
@@ -126,7 +126,7 @@ class Steps:
             facts = {"steps per epoch": str(iterator.num_batches)}
             facts |= epoch_facts(adapter, session)
             may_prefetch = all(rank_consistency.compare(facts, session, may_prefetch))
-            source = together(adapter, source, session)
+            source = compare_batches(adapter, source, session)
         if run is None:
             return source
         ahead = RowsAhead(adapter, partial(_rows, self.sessions)) if may_prefetch else None

@@ -12,7 +12,7 @@ from shardcore.binding.context.session import Session, Sessions, stored_layout
 from shardcore.binding.keras_private.variables import set_tensor, tensor_of
 from shardcore.binding.variables import torch_state
 from shardcore.binding.variables.variable import assign as assign_to_sharded
-from shardcore.binding.variables.variable import place as store
+from shardcore.binding.variables.variable import store_variable
 
 
 def assign(
@@ -65,10 +65,12 @@ def lay_out(variables: Iterable[Variable], session: Session, owner: Layer | None
     """
     variables = list(variables)
     rank_consistency.compare_values([v for v in variables if stored_layout(v) is None], session)
-    place(variables, session, owner)
+    store_variables(variables, session, owner)
 
 
-def place(variables: Iterable[Variable], session: Session, owner: Layer | None = None) -> None:
+def store_variables(
+    variables: Iterable[Variable], session: Session, owner: Layer | None = None
+) -> None:
     """Lays `variables` out as `lay_out` does, whose values are known to be equal on all ranks."""
     optimizer = getattr(owner, "optimizer", None)
     weights = {} if optimizer is None else keras_private.weights_by_moment(optimizer, owner)
@@ -83,7 +85,7 @@ def place(variables: Iterable[Variable], session: Session, owner: Layer | None =
         weight = weights.get(id(variable))
         layout = None if weight is None else keras_private.layout_of(weight)
         keras_private.set_layout(variable, layout)
-        store(variable, session, of_optimizer=id(variable) in of_optimizer)
+        store_variable(variable, session, of_optimizer=id(variable) in of_optimizer)
         replaced[id(before)] = tensor_of(variable)
     if owner is not None:
         _replace(owner, replaced, session)

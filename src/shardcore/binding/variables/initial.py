@@ -67,11 +67,11 @@ def initialize(sessions: Sessions, original: Original, new: Variable, initialize
         keras_private.initialize(new, shard.joined(drawn))
         return
     if call in _DRAWS and _can_be_drawn(shard.layout):
-        sessions.new_shard = shard
+        sessions.shard_being_drawn = shard
     try:
         original(new, initializer)
     finally:
-        sessions.new_shard = None
+        sessions.shard_being_drawn = None
 
 
 def _can_be_drawn(layout: Layout) -> bool:
@@ -87,7 +87,7 @@ def draw(
 
     Their generator is asked for once, so that the pieces have the numbers of one draw.
     """
-    new: NewShard | None = sessions.new_shard
+    new: NewShard | None = sessions.shard_being_drawn
     if new is None or tuple(shape) != new.shape:
         value: torch.Tensor = original(shape, *args, **kwargs)
         return value

@@ -23,12 +23,12 @@ def stored(
     """
     layout = layout or Layout.replicated(session.mesh, tensor.ndim)
     new = NewVariable(path, tuple(tensor.shape), layout, session.batch_axes, of_optimizer=False)
-    kept = session.created(tensor.detach(), layout, new)
+    parameter = session.create_tensor(tensor.detach(), layout, new)
     if isinstance(tensor, torch.nn.Parameter):
-        kept = torch.nn.Parameter(kept, requires_grad=tensor.requires_grad)
-        if kept.requires_grad:
-            session.strategy.track(kept, layout)
-    return kept
+        parameter = torch.nn.Parameter(parameter, requires_grad=tensor.requires_grad)
+        if parameter.requires_grad:
+            session.strategy.track(parameter, layout)
+    return parameter
 
 
 def buffers(wrapper: TorchModuleWrapper, session: Session) -> dict[int, torch.Tensor]:
