@@ -53,7 +53,7 @@ class Functions:
         """Returns `tensor` in `layout`."""
         session = self.sessions.required()
         value: Tensor = keras.ops.convert_to_tensor(tensor)
-        return session.strategy.activation(value, _layout(layout, value, session))
+        return session.strategy.redistribute(value, _layout(layout, value, session))
 
     def all_gather_variable(self, variable: keras.Variable) -> Tensor:
         """Returns the full value as a plain tensor."""
@@ -119,9 +119,9 @@ def _full_tensor_of(
     part: torch.Tensor, layout: Layout, shape: tuple[int, ...], session: Session
 ) -> torch.Tensor:
     """Returns the plain full tensor on every rank, joined from the parts of all ranks."""
-    joined = session.join(part, layout, shape)
+    joined = session.from_local(part, layout, shape)
     replicated = Layout.replicated(session.mesh, part.ndim)
-    return session.strategy.local(session.strategy.activation(joined, replicated))
+    return session.strategy.to_local(session.strategy.redistribute(joined, replicated))
 
 
 def _layout(layout: Any, tensor: torch.Tensor, session: Session) -> Layout:

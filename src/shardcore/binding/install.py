@@ -254,7 +254,7 @@ class Binding:
         session = self.sessions.current()
         if session is not None:
             self._ambient.scope = ExitStack()
-            self._ambient.scope.enter_context(session.strategy.scope())
+            self._ambient.scope.enter_context(session.strategy.implicit_replication())
             self._inside.add(threading.current_thread())
 
     def _leave_scope(self) -> None:

@@ -233,7 +233,7 @@ def _reduce_together(group: list[_Deferred]) -> None:
     strategy, world = group[0].strategy, group[0].variable._shardcore_world
     flat = _concatenate(values, strategy, world)
     with reduction_scope([deferred.stored for deferred in group]):
-        reduced = strategy.activation(flat, None)
+        reduced = strategy.redistribute(flat, None)
     parts = torch.split(reduced, [value.numel() for value in values])
     for deferred, value, part in zip(group, values, parts, strict=True):
         set_tensor(deferred.variable, deferred.stored)
@@ -271,7 +271,7 @@ def _write(
         if strategy.layout(value) != layout:
             full = strategy.full_tensor(value)
             part = _share(full, (), layout.partial, variable._shardcore_world)
-            value = strategy.join(part, layout, tuple(full.shape))
+            value = strategy.from_local(part, layout, tuple(full.shape))
         strategy.assign(pending, value)
 
 
@@ -283,11 +283,11 @@ def _concatenate(sums: list[torch.Tensor], strategy: TorchStrategy, world: World
     all_axes = {axis for of_sum in pending for axis in of_sum}
     axes = tuple(sorted(all_axes, key=lambda axis: order.index(axis[0])))
     parts = [
-        _share(strategy.local(partial_sum), of_sum, axes, world).reshape(-1)
+        _share(strategy.to_local(partial_sum), of_sum, axes, world).reshape(-1)
         for partial_sum, of_sum in zip(sums, pending, strict=True)
     ]
     flat = torch.cat(parts)
-    return strategy.join(flat, Layout(world.mesh, (None,), axes), tuple(flat.shape))
+    return strategy.from_local(flat, Layout(world.mesh, (None,), axes), tuple(flat.shape))
 
 
 def _share(part: torch.Tensor, before: PartialAxes, after: PartialAxes, world: World) -> Any:

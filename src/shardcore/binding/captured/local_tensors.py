@@ -25,7 +25,7 @@ def reduced(value: object, session: Session | None) -> torch.Tensor:
     tensor: torch.Tensor = keras.ops.convert_to_tensor(value)
     if session is None or not session.strategy.owns(tensor):
         return tensor
-    return session.strategy.activation(tensor, None)
+    return session.strategy.redistribute(tensor, None)
 
 
 def to_local(values: Sequence[Any], session: Session | None) -> tuple[list[Any], list[Form]]:
@@ -33,7 +33,7 @@ def to_local(values: Sequence[Any], session: Session | None) -> tuple[list[Any],
     forms = [_form(value, session) for value in values]
     if session is None:
         return list(values), forms
-    local = session.strategy.local
+    local = session.strategy.to_local
     return [
         value if form is None else local(value) for value, form in zip(values, forms, strict=True)
     ], forms
@@ -52,7 +52,7 @@ def local_tensors(data: object, session: Session | None) -> list[Any]:
     if session is None:
         return tensors
     with torch.no_grad():
-        return [session.strategy.local(tensor) for tensor in tensors]
+        return [session.strategy.to_local(tensor) for tensor in tensors]
 
 
 def are_plain(data: object) -> bool:
@@ -71,4 +71,4 @@ def _from_local(shard: Any, form: Form, session: Session | None) -> Any:
     if session is None or form is None or form[0] is None:
         return shard
     layout, shape = form
-    return session.join(shard, layout, shape)
+    return session.from_local(shard, layout, shape)

@@ -269,7 +269,7 @@ class CapturedStep:
             entry.guard = None  # Keras makes some in the second step
         elif change:
             return f"{change} is changed by the step: {_KEEP}"
-        local = (lambda tensor: tensor) if session is None else session.strategy.local
+        local = (lambda tensor: tensor) if session is None else session.strategy.to_local
         try:
             if entry.guard is None or entry.guard.functions != self._called.count:
                 entry.guard = PythonGuard.of(

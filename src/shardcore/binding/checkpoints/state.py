@@ -150,14 +150,14 @@ def _of_variable(
         mesh = ONE_DEVICE if session is None else session.mesh
         local, layout = tensor_of(variable), Layout.replicated(mesh, len(shape))
     else:
-        local = session.strategy.local(tensor_of(variable))
+        local = session.strategy.to_local(tensor_of(variable))
     return StateTensor(name, variable.path, group, shape, layout, local.detach())
 
 
 def _of_buffer(name: str, buffer: torch.Tensor, session: Session | None) -> StateTensor:
     layout, local = None, buffer
     if session is not None and session.strategy.owns(buffer):
-        layout, local = session.strategy.layout(buffer), session.strategy.local(buffer)
+        layout, local = session.strategy.layout(buffer), session.strategy.to_local(buffer)
     if layout is None:
         mesh = ONE_DEVICE if session is None else session.mesh
         layout = Layout.replicated(mesh, buffer.ndim)

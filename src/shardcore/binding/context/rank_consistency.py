@@ -189,7 +189,7 @@ def _sum(local: torch.Tensor) -> torch.Tensor:
 
 def _local(variable: Variable, session: Session) -> torch.Tensor:
     with torch.no_grad():
-        local: torch.Tensor = session.strategy.local(tensor_of(variable))
+        local: torch.Tensor = session.strategy.to_local(tensor_of(variable))
     return local.detach()
 
 
@@ -275,7 +275,7 @@ def _content(leaf: Any, session: Session) -> str:
         layout = session.strategy.layout(leaf)
         if layout is None or not layout.is_replicated:
             return f"shape {_ShapeOf(leaf)}, layout {layout}"
-        leaf = session.strategy.local(leaf)
+        leaf = session.strategy.to_local(leaf)
     if isinstance(leaf, torch.Tensor):
         content = digest(leaf)
     else:

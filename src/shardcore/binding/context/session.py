@@ -85,14 +85,14 @@ class Session:
         """Returns the layout of a batch with `ndim` dims: rows sharded over the batch axes."""
         return Layout(self.mesh, (self.batch_axes, *(None,) * (ndim - 1)))
 
-    def create_tensor(
-        self, value: torch.Tensor, storage: Layout, variable: NewVariable
-    ) -> torch.Tensor:
+    def create_tensor(self, value: torch.Tensor, storage: Layout, new: NewVariable) -> torch.Tensor:
         """Returns the strategy's tensor for the value of a new variable, checked."""
         position = self.world.position
-        return contract.create_tensor(self.entry, self.strategy, value, storage, variable, position)
+        return contract.create_tensor(self.entry, self.strategy, value, storage, new, position)
 
-    def join(self, part: torch.Tensor, layout: Layout, shape: tuple[int, ...]) -> torch.Tensor:
+    def from_local(
+        self, part: torch.Tensor, layout: Layout, shape: tuple[int, ...]
+    ) -> torch.Tensor:
         """Returns the tensor of global shape `shape` of the ranks' parts, checked."""
         return contract.join_parts(self.entry, self.strategy, part, layout, shape)
 

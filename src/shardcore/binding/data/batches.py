@@ -71,18 +71,18 @@ def own_rows(count: int, session: Session) -> slice | None:
 def join_rows(rows: torch.Tensor, count: int, session: Session) -> Any:
     """Returns this rank's `rows` as a part of a batch of `count`."""
     layout, shape = session.batch_layout(rows.ndim), (count, *rows.shape[1:])
-    return session.join(to_device(rows), layout, shape)
+    return session.from_local(to_device(rows), layout, shape)
 
 
 def _take_rows(batch: object, session: Session) -> Any:
     if not isinstance(batch, torch.Tensor) or batch.ndim == 0:
         return batch
     if session.strategy.owns(batch):  # read so, or computed by a layer in the user's pipeline
-        return session.strategy.activation(batch, _rows_layout(tuple(batch.shape), session))
+        return session.strategy.redistribute(batch, _rows_layout(tuple(batch.shape), session))
     shape = tuple(batch.shape)
     layout = _rows_layout(shape, session)
     rows = batch[layout.slices(shape, session.world.position)]
-    return session.join(to_device(rows), layout, shape)
+    return session.from_local(to_device(rows), layout, shape)
 
 
 def _rows_layout(shape: tuple[int, ...], session: Session) -> Layout:
@@ -145,7 +145,7 @@ def _join_rows(rows: Any, given: tuple[_Rows, ...], session: Session) -> Any:
     shape = (sum(counts), *rows.shape[1:])
     layout = session.batch_layout(rows.ndim)
     if 0 not in counts and layout.chunk_sizes(0, shape[0]) == counts:
-        return session.join(rows, layout, shape)
+        return session.from_local(rows, layout, shape)
     return _take_rows(_gather_rows(rows, counts, session), session)
 
 
@@ -192,7 +192,7 @@ def _gather_rows(rows: torch.Tensor, counts: tuple[int, ...], session: Session) 
     padded[: rows.shape[0]] = rows
     shape = (most * len(counts), *rows.shape[1:])
     gathered = session.strategy.full_tensor(
-        session.join(padded, session.batch_layout(rows.ndim), shape)
+        session.from_local(padded, session.batch_layout(rows.ndim), shape)
     )
     parts = gathered.reshape(len(counts), most, *rows.shape[1:])
     return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])

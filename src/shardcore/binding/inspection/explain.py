@@ -36,7 +36,7 @@ def explain_model(
         session = sessions.current()
         if session is not None:
             session.processes.barrier(f"explain() of model {model.name!r}")
-            scope.enter_context(session.strategy.scope())
+            scope.enter_context(session.strategy.implicit_replication())
         if step != "predict":
             keras_private.build_by(model, data)
         if session is not None:

@@ -131,7 +131,7 @@ def _own(
     for variable in rank_consistency.variables_of(model):
         owner = weights.get(id(variable), variable)
         with torch.no_grad():
-            local = session.strategy.local(tensor_of(variable))
+            local = session.strategy.to_local(tensor_of(variable))
         if id(owner) in block_of or math.prod(variable.shape) > 1:
             tracer.own(local, block_of.get(id(owner), ""))
 

@@ -20,7 +20,7 @@ def verify_model(model: keras.Model, batch: object, sessions: Sessions) -> Verif
     session.processes.barrier(f"verify() of model {model.name!r}")
     adoption.adopt(model, session)
     if batch is not None:
-        with session.strategy.scope():
+        with session.strategy.implicit_replication():
             _backward(model, batch, session)
     report = rules_report.rules_report(model, session)
     checks = tuple(_check(variable, session) for variable in rank_consistency.variables_of(model))
@@ -53,7 +53,10 @@ def _check(variable: keras.Variable, session: Session) -> VariableCheck:
     layout, strategy = stored_layout(variable), session.strategy
     assert layout is not None, f"{variable.path} was adopted"
     with torch.no_grad():
-        local, full = strategy.local(tensor_of(variable)), strategy.full_tensor(tensor_of(variable))
+        local, full = (
+            strategy.to_local(tensor_of(variable)),
+            strategy.full_tensor(tensor_of(variable)),
+        )
         own = layout.slices(full.shape, session.world.position)
         bytes_here = local.untyped_storage().nbytes()
         stored = torch.equal(local, full[own]) and bytes_here <= local.nbytes

@@ -102,7 +102,7 @@ def run_step(
     """
     with _without_values(tracer):
         session = sessions.required()
-        with sessions.scope_of(built.model), session.strategy.scope():
+        with sessions.scope_of(built.model), session.strategy.implicit_replication():
             return _run(built.model, built.batch, session, sessions, tracer, watch)
 
 
@@ -174,10 +174,12 @@ def _rows(
     layout = session.strategy.layout(tensor)
     rows = _local(tensor, session).clone()
     tracer.hold(rows, "batch")
-    return rows if layout is None else session.strategy.join(rows, layout, tuple(tensor.shape))
+    return (
+        rows if layout is None else session.strategy.from_local(rows, layout, tuple(tensor.shape))
+    )
 
 
 def _local(tensor: torch.Tensor, session: Session) -> torch.Tensor:
     with torch.no_grad():
-        local: torch.Tensor = session.strategy.local(tensor)
+        local: torch.Tensor = session.strategy.to_local(tensor)
     return local

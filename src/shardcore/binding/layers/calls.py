@@ -24,7 +24,8 @@ def layer_call(
 ) -> Any:
     """Replaces `Layer.__call__`, in which plain tensors mix with sharded ones, on every thread.
 
-    Keras has one distribution per thread: a thread without one uses the strategy as a visitor.
+    Keras has one distribution per thread: a thread without one uses the strategy
+    without collectives.
     """
     if not (sessions.are_open() or sessions.entry.serves_one_device):
         return original(layer, *args, **kwargs)
@@ -36,8 +37,12 @@ def layer_call(
         elif loops.is_in_loop(session, sessions):
             return _loop_call(session, original, layer, (args, kwargs))
     strategy = sessions.strategy_without_distribution()
-    visit = nullcontext() if strategy is None else strategy.scope(visiting=True)
-    with visit, layer_scope(layer.path or layer.name):
+    replication = (
+        nullcontext()
+        if strategy is None
+        else strategy.implicit_replication(forbid_collectives=True)
+    )
+    with replication, layer_scope(layer.path or layer.name):
         return original(layer, *args, **kwargs)
 
 
@@ -120,7 +125,7 @@ def lay_out(tensor: torch.Tensor, layout: Layout | None, what: str, session: Ses
     """Returns `tensor` in `layout`, or reduced if that is None."""
     if layout is not None:
         layout.fitting(tensor.shape, what)
-    laid_out = session.strategy.activation(tensor, layout)
+    laid_out = session.strategy.redistribute(tensor, layout)
     if laid_out is not tensor:
         keras_private.copy_mask(tensor, laid_out)
     return laid_out
@@ -145,7 +150,7 @@ def _sharded(state: torch.Tensor, session: Session) -> Any:
     parts = session.batch_shards
     if session.strategy.owns(state) or state.requires_grad or not 1 < parts <= len(state):
         return state
-    return session.strategy.activation(state, session.batch_layout(state.ndim))
+    return session.strategy.redistribute(state, session.batch_layout(state.ndim))
 
 
 def quantized_build(

@@ -66,7 +66,7 @@ class _Prompt:
             leaves = [_reduced(leaf, session) for leaf in keras_private.leaves(made)]
             return *to_local(leaves, session), keras_private.map_leaves(lambda _: 0, made)
 
-        scope = nullcontext() if session is None else session.strategy.scope()
+        scope = nullcontext() if session is None else session.strategy.implicit_replication()
         with scope, self.sessions.working(self.model):
             shards, forms, nest = self.captured(step, given, session)
         return keras_private.pack_leaves(nest, from_local(shards, forms, session))

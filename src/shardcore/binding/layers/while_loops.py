@@ -117,7 +117,9 @@ class _Loop:
                 goes_on = self.cond(*keras_private.pack_leaves(variables, tensors))
                 return *to_local(tensors, self.session), full(goes_on, self.session)
 
-        with nullcontext() if self.session is None else self.session.strategy.scope():
+        with (
+            nullcontext() if self.session is None else self.session.strategy.implicit_replication()
+        ):
             data = (variables, self.tensors)
             made: _Made = self.captured(step, data, self.session, follows=follows)
             return made

@@ -142,8 +142,8 @@ class ModuleEdge:
         """Returns a plain tensor as a replicated one, and reduces the gradient of any tensor."""
         if not self.session.strategy.owns(tensor):
             replicated = Layout.replicated(self.session.mesh, tensor.ndim)
-            return self.session.strategy.activation(tensor, replicated)
-        return self.session.strategy.activation(tensor, None)
+            return self.session.strategy.redistribute(tensor, replicated)
+        return self.session.strategy.redistribute(tensor, None)
 
 
 @contextmanager

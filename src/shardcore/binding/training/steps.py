@@ -159,7 +159,7 @@ def _rows(sessions: Sessions, batch: object) -> Any:
     session = sessions.current()
     if session is None:
         return batches.step_on_one_device([batch], sessions)[0]
-    with session.strategy.scope():
+    with session.strategy.implicit_replication():
         return batches.distribute_step([batch], session)[0]
 
 
@@ -188,7 +188,7 @@ class _Step:
         first = session not in self.checked
         run, follows, left = self._deferring_run(), self._follows(), self._steps_left()
         ahead = self._rows_ahead(data)
-        with session.strategy.scope(), self.sessions.working(self.trainer):
+        with session.strategy.implicit_replication(), self.sessions.working(self.trainer):
             if first:
                 adoption.adopt(self.trainer, session)
                 rank_consistency.check_model(self.trainer, data, session)

@@ -51,7 +51,7 @@ class NewShard:
 
     def joined(self, shard: torch.Tensor) -> torch.Tensor:
         """Returns the sharded tensor of the shards of all ranks."""
-        return self.session.join(shard, self.layout, self.shape)
+        return self.session.from_local(shard, self.layout, self.shape)
 
 
 def initialize(sessions: Sessions, original: Original, new: Variable, initializer: object) -> None:

@@ -27,7 +27,7 @@ def stored(
     if isinstance(tensor, torch.nn.Parameter):
         parameter = torch.nn.Parameter(parameter, requires_grad=tensor.requires_grad)
         if parameter.requires_grad:
-            session.strategy.track(parameter, layout)
+            session.strategy.redistribute_gradients(parameter, layout)
     return parameter
 
 

@@ -111,7 +111,9 @@ def to_numpy(sessions: Sessions, original: Original, x: object) -> Any:
     if strategy is None:
         return original(value)
     full = full_tensor(value, sessions)
-    shares = _share_memory(full, strategy.local(value))  # with the variable, as one device has it
+    shares = _share_memory(
+        full, strategy.to_local(value)
+    )  # with the variable, as one device has it
     return original(full) if shares else _array(full)
 
 
@@ -172,7 +174,7 @@ def store_variable(
         requires_grad=tensor_of(variable).requires_grad,
     )
     if stored.requires_grad:
-        session.strategy.track(stored, layout)
+        session.strategy.redistribute_gradients(stored, layout)
     set_tensor(variable, stored)
     keras_private.set_layout(variable, session.keras_layout(layout))
     variable._shardcore_layout = layout
