@@ -39,7 +39,7 @@ class Closures:
             >>> found.tensors, found.objects, (int, 3) in found.key
             ((tensor(2.),), (), True)
         """
-        walk = _Walk()
+        walk = _ClosureWalk()
         key = tuple(walk.key(functions))
         return cls(frozenset(walk.codes), tuple(walk.tensors), tuple(walk.objects), key)
 
@@ -50,7 +50,7 @@ class Closures:
 
 
 @attrs.define(eq=False)
-class _Walk:
+class _ClosureWalk:
     codes: set[CodeType] = attrs.field(factory=set, init=False)
     tensors: list[torch.Tensor] = attrs.field(factory=list, init=False)
     objects: list[Any] = attrs.field(factory=list, init=False)

@@ -32,14 +32,14 @@ class Names:
         attributes: Names of attributes and keys: all names, and all strings.
         modules: Names of modules that it imports.
         are_complete: Whether no attribute is looked up by another name.
-        place: The function and its line, for messages.
+        location: The function and its line, for messages.
     """
 
     variables: frozenset[str]
     attributes: frozenset[str]
     modules: frozenset[str]
     are_complete: bool
-    place: str
+    location: str
 
     @classmethod
     def of(cls, code: CodeType) -> "Names":

@@ -158,7 +158,7 @@ class ObservedCalls:
         for code in self.users():
             names = self.names_of(code)
             if any(name in function for name in names.attributes if len(name) > 2):
-                return names.place
+                return names.location
         return "the step"
 
     def attribute_names(self) -> frozenset[str] | None:
