@@ -159,11 +159,12 @@ class CapturedStep:
 
     def _is_wanted(self, data: object) -> bool:
         """Returns whether neither `compile()` nor the batch rules it out."""
-        asked = self.trainer.jit_compile
+        jit_compile = self.trainer.jit_compile
         is_main = threading.current_thread() is threading.main_thread()
         if self.trainer.run_eagerly or not is_main or self.capture.is_recording():
             return False  # a step within a step is part of it
-        return (asked is True or isinstance(asked, keras_private.Auto)) and are_plain(data)
+        is_jit = jit_compile is True or isinstance(jit_compile, keras_private.Auto)
+        return is_jit and are_plain(data)
 
     def _is_in_mode(self, session: Session | None) -> bool:
         """Returns whether a mode of torch is active, on all ranks: a program would not call it."""
@@ -224,10 +225,10 @@ class CapturedStep:
             reason = self._refusal(entry, trace, session)
 
             def make(most: RecordedSums | None) -> Outcome:
-                made = self._outcome(entry, trace, reason, most)
-                is_first = made.event is Event.RECORDED and entry.progress.state is State.NEW
+                own_outcome = self._outcome(entry, trace, reason, most)
+                is_first = own_outcome.event is Event.RECORDED and entry.progress.state is State.NEW
                 is_worth = entry.payback.is_worth(left, time.perf_counter() - began)
-                return made if is_worth or not is_first else Outcome(Event.POSTPONED)
+                return own_outcome if is_worth or not is_first else Outcome(Event.POSTPONED)
 
             outcome = agreed(make, trace, session)
         self._reports.recorded(time.perf_counter() - began)

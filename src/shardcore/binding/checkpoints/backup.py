@@ -136,10 +136,11 @@ def _agreed(
     if session is not None and session.mesh.size > 1:
         everyone = session.processes.gather((contents[0], path))
         if len({what for what, _ in everyone}) > 1:
-            those = "; ".join(f"rank {rank}: {w} in {p!r}" for rank, (w, p) in enumerate(everyone))
+            texts = (f"rank {rank}: {w} in {p!r}" for rank, (w, p) in enumerate(everyone))
             raise CheckpointError(
-                f"Expected the same backup on all ranks, found {those}. Copy the one to go on with "
-                "to the paths of all ranks, or remove them all to train from the beginning."
+                f"Expected the same backup on all ranks, found {'; '.join(texts)}. Copy the one to "
+                "go on with to the paths of all ranks, or remove them all to train from the "
+                "beginning."
             )
     return read[0]
 

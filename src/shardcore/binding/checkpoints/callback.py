@@ -84,8 +84,8 @@ class ShardedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
                 "no epoch to go on at: give another directory, or resume=False after "
                 "shardcore.load_checkpoint()."
             )
-        place = training["place"]
-        self._position.ahead = None if place is None else SavedPosition.from_json(place)
+        saved = training["place"]
+        self._position.ahead = None if saved is None else SavedPosition.from_json(saved)
         self._progress = _Progress(loading.index.step, training["epoch"], training["of_epoch"])
         keras_private.begin_at(self.model, training["epoch"])
         if training["of_epoch"]:
@@ -97,19 +97,19 @@ class ShardedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
         if self._loading is None:
             self._progress.of_epoch = 0
         else:
-            others = self._others()
+            callbacks = self._others()
             states = self._loading.index.state["training"]["callbacks"]
-            callback_state.restore(others, states, self._loading.arrays)
+            callback_state.restore(callbacks, states, self._loading.arrays)
         self._loading = None
         self._progress.epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         """Saves if it is due; after the last step of an epoch at its end."""
-        before, done = self._progress.step, batch + 1
-        self._progress.step += done - self._progress.of_epoch
-        self._progress.of_epoch = done
+        before, steps_done = self._progress.step, batch + 1
+        self._progress.step += steps_done - self._progress.of_epoch
+        self._progress.of_epoch = steps_done
         self._is_due = self.due.after_step(before, self._progress.step) or self._is_due
-        is_last = done >= (self.params.get("steps") or done + 1)
+        is_last = steps_done >= (self.params.get("steps") or steps_done + 1)
         if self._is_due and not is_last:
             self._save()
 
@@ -152,11 +152,11 @@ class ShardedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
         self.finish()
         self._is_due, self._saved_step = False, self._progress.step
         states, arrays = callback_state.states_of(self._others())
-        place = self._position.saved(self._progress.of_epoch)
+        saved = self._position.saved(self._progress.of_epoch)
         training = {
             "epoch": self._progress.epoch,
             "of_epoch": self._progress.of_epoch,
-            "place": None if place is None or self._starts_again() else place.to_json(),
+            "place": None if saved is None or self._starts_again() else saved.to_json(),
             "callbacks": states,
         }
         session = self.checkpoints.sessions.current()
@@ -180,5 +180,5 @@ class ShardedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
     def _others(self) -> list[keras.callbacks.Callback]:
         """Returns the other callbacks of the fit."""
         run = self.checkpoints.sessions.run()
-        those = [] if run is None or run.callbacks is None else run.callbacks.callbacks
-        return [callback for callback in those if callback is not self]
+        callbacks = [] if run is None or run.callbacks is None else run.callbacks.callbacks
+        return [callback for callback in callbacks if callback is not self]

@@ -19,7 +19,7 @@ _ATTRIBUTES: tuple[tuple[type[Callback], tuple[str, ...]], ...] = (
 
 
 def states_of(
-    those: Iterable[Callback],
+    callbacks: Iterable[Callback],
 ) -> tuple[dict[str, dict[str, Any]], dict[str, torch.Tensor]]:
     """Returns the states of callbacks as JSON, and the arrays in them by name.
 
@@ -28,7 +28,7 @@ def states_of(
     """
     states: dict[str, dict[str, Any]] = {}
     arrays: dict[str, torch.Tensor] = {}
-    for name, callback in _named(those):
+    for name, callback in _named(callbacks):
         states[name] = {
             key: _to_json(f"{name}/{key}", value, arrays) for key, value in _state(callback).items()
         }
@@ -36,12 +36,12 @@ def states_of(
 
 
 def restore(
-    those: Iterable[Callback],
+    callbacks: Iterable[Callback],
     states: Mapping[str, Mapping[str, object]],
     arrays: Mapping[str, torch.Tensor],
 ) -> None:
     """Gives callbacks the states that `states_of` has returned of the same ones."""
-    for name, callback in _named(those):
+    for name, callback in _named(callbacks):
         if name not in states:
             continue
         state = {
@@ -53,10 +53,10 @@ def restore(
             callback.load_state_dict(state)
 
 
-def _named(those: Iterable[Callback]) -> Iterator[tuple[str, Callback]]:
+def _named(callbacks: Iterable[Callback]) -> Iterator[tuple[str, Callback]]:
     """Yields the callbacks that have a state, with their class and their number in it."""
     counts: dict[str, int] = {}
-    for callback in those:
+    for callback in callbacks:
         if _attributes(callback) or hasattr(callback, "load_state_dict"):
             kind = type(callback).__name__
             counts[kind] = counts.get(kind, -1) + 1

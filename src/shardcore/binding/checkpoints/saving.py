@@ -98,12 +98,12 @@ def begin(
         leases.append(lease.use())
     try:
         folder = _folder(directory, step, rank, leases, session, sessions, store)
-        mine = pieces_of_rank(
+        own_pieces = pieces_of_rank(
             zip(variables, (tensor.layout for tensor in tensors), strict=True), rank
         )
         named = {tensor.name: tensor for tensor in tensors}
         commit = Commit(index, mesh.size, keep, leases[0]) if rank == 0 else None
-        pending = store.write(folder, rank, list(state.contents(named, mine)), commit)
+        pending = store.write(folder, rank, list(state.contents(named, own_pieces)), commit)
     except BaseException:
         for lease in leases:
             lease.release()
@@ -149,18 +149,18 @@ def _folder(
     store: CheckpointStore,
 ) -> Path:
     """Returns the new folder, which rank 0 makes under its lease; asks for one if it has none."""
-    made: list[Path] = []
+    folders: list[Path] = []
 
     def work() -> None:
         if rank == 0:
             if not leases:
                 leases.append(store.lease(directory))
-            made.append(store.begin(leases[0], step))
+            folders.append(store.begin(leases[0], step))
 
     run_collectively(work, f"begin a checkpoint in {str(directory)!r}", session, sessions)
     if session is None:
-        return made[0]
-    return next(folders[0] for folders in session.processes.gather(made) if folders)
+        return folders[0]
+    return next(paths[0] for paths in session.processes.gather(folders) if paths)
 
 
 def run_collectively(

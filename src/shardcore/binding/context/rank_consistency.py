@@ -62,16 +62,16 @@ def compare_values(variables: Iterable[Variable], session: Session) -> None:
         compare(facts, session)
 
 
-def compare(facts: Facts, session: Session, said: object = None) -> list[Any]:
+def compare(facts: Facts, session: Session, message: object = None) -> list[Any]:
     """Raises on every rank if the ranks' facts differ, naming the first that does.
 
-    Returns what each rank has `said`.
+    Returns the `message` of each rank.
     """
     digest = hashlib.sha256(repr(sorted(facts.items())).encode()).hexdigest()
-    gathered = session.processes.gather((digest, said))
-    if len({of_rank for of_rank, _ in gathered}) > 1:
+    gathered = session.processes.gather((digest, message))
+    if len({rank_digest for rank_digest, _ in gathered}) > 1:
         _raise_first_difference(session.processes.gather(facts))
-    return [of_rank for _, of_rank in gathered]
+    return [rank_message for _, rank_message in gathered]
 
 
 def agreed(value: object, how: str, processes: Processes) -> Any:
@@ -124,9 +124,9 @@ def wait_for_new_trace(step: str, where: str, session: Session | None) -> None:
 def _compare_rows(facts: Facts, session: Session) -> None:
     """Raises if processes at the same place of the batch axes have different rows."""
     axes = named_axes(session.batch_axes)
-    place = session.mesh.position_along(session.batch_axes, session.world.position)
+    position = session.mesh.position_along(session.batch_axes, session.world.position)
     first: dict[int, tuple[int, Facts]] = {}
-    for process, (at, rows) in enumerate(session.processes.gather((place, facts))):
+    for process, (at, rows) in enumerate(session.processes.gather((position, facts))):
         other, expected = first.setdefault(at, (process, rows))
         for name in dict.fromkeys([*expected, *rows]):
             if rows.get(name) != expected.get(name):

@@ -114,8 +114,8 @@ def _join_all_rows(batch: object, session: Session) -> Any:
                 f"Process {process} gave a batch of {len(theirs)} arrays, process 0 of "
                 f"{len(everyone[0])}: inputs, targets and sample weights, each on all or on none."
             )
-    given = zip(*everyone, strict=True)
-    return keras_private.map_leaves(lambda rows: _join_rows(rows, next(given), session), batch)
+    gathered = zip(*everyone, strict=True)
+    return keras_private.map_leaves(lambda rows: _join_rows(rows, next(gathered), session), batch)
 
 
 def _rows_of(rows: Any, session: Session) -> _Rows:
@@ -137,11 +137,11 @@ def _rows_of(rows: Any, session: Session) -> _Rows:
     return _Rows(session.world.position, (), type(rows).__name__)
 
 
-def _join_rows(rows: Any, given: tuple[_Rows, ...], session: Session) -> Any:
-    _check_alike(given)
-    if not given[0].shape:
+def _join_rows(rows: Any, gathered: tuple[_Rows, ...], session: Session) -> Any:
+    _check_alike(gathered)
+    if not gathered[0].shape:
         return rows
-    counts = _row_counts(given, session)
+    counts = _row_counts(gathered, session)
     shape = (sum(counts), *rows.shape[1:])
     layout = session.batch_layout(rows.ndim)
     if 0 not in counts and layout.chunk_sizes(0, shape[0]) == counts:
@@ -149,23 +149,23 @@ def _join_rows(rows: Any, given: tuple[_Rows, ...], session: Session) -> Any:
     return _take_rows(_gather_rows(rows, counts, session), session)
 
 
-def _check_alike(given: tuple[_Rows, ...]) -> None:
+def _check_alike(gathered: tuple[_Rows, ...]) -> None:
     """Refuses rows of a process that differ in more than their number, or are missing."""
-    for process, rows in enumerate(given):
-        kinds = [(len(array.shape), array.shape[1:], array.dtype) for array in (rows, given[0])]
+    for process, rows in enumerate(gathered):
+        kinds = [(len(array.shape), array.shape[1:], array.dtype) for array in (rows, gathered[0])]
         if kinds[0] != kinds[1]:
             raise RankMismatchError(
                 f"Process {process} gave rows of shape {rows.shape} and {rows.dtype}, process 0 "
-                f"of shape {given[0].shape} and {given[0].dtype}: all but the number of rows must "
-                "be equal."
+                f"of shape {gathered[0].shape} and {gathered[0].dtype}: all but the number "
+                "of rows must be equal."
             )
 
 
-def _row_counts(given: tuple[_Rows, ...], session: Session) -> tuple[int, ...]:
+def _row_counts(gathered: tuple[_Rows, ...], session: Session) -> tuple[int, ...]:
     """Returns the number of rows of each place along the batch axes; its processes must agree."""
     axes = named_axes(session.batch_axes)
     counts: dict[int, int] = {}
-    for process, rows in enumerate(given):
+    for process, rows in enumerate(gathered):
         at = session.mesh.position_along(session.batch_axes, rows.position)
         if counts.setdefault(at, rows.shape[0]) != rows.shape[0]:
             raise RankMismatchError(

@@ -179,14 +179,14 @@ def _distributed_sampler(adapter: keras_private.DataAdapter) -> DistributedSampl
 
 def _check_sampler(sampler: DistributedSampler[object], session: Session) -> None:
     """Refuses a sampler that shards rows otherwise than the batch axis."""
-    places = session.mesh.size_along(session.batch_axes)
-    place = session.mesh.position_along(session.batch_axes, session.world.position)
-    if (sampler.num_replicas, sampler.rank) != (places, place):
+    shards = session.mesh.size_along(session.batch_axes)
+    shard = session.mesh.position_along(session.batch_axes, session.world.position)
+    if (sampler.num_replicas, sampler.rank) != (shards, shard):
         raise RankMismatchError(
-            f"Rank {session.processes.rank} is at place {place} of {places} of "
+            f"Rank {session.processes.rank} is at place {shard} of {shards} of "
             f"{named_axes(session.batch_axes)}, and the DistributedSampler of its DataLoader gives "
             f"the rows of rank {sampler.rank} of {sampler.num_replicas}: give it "
-            f"num_replicas={places} and rank=distribution.data_shard_id."
+            f"num_replicas={shards} and rank=distribution.data_shard_id."
         )
 
 

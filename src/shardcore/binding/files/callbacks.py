@@ -120,8 +120,8 @@ class OneWriter:
             return self.file_utils.File(path, mode)
         if "r" not in mode:
             return open(os.devnull, mode)
-        with self.file_utils.File(path, mode.replace("+", "")) as there:  # read, then written
-            content = there.read()
+        with self.file_utils.File(path, mode.replace("+", "")) as file:  # read, then written
+            content = file.read()
         return io.BytesIO(content) if isinstance(content, bytes) else io.StringIO(content)
 
 

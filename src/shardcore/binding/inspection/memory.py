@@ -49,6 +49,6 @@ def _copied(state: Sequence[StateTensor], session: Session) -> int:
     """Returns the bytes that the first rank copies to write its part of a sharded checkpoint."""
     variables = divide(tensor.to_store() for tensor in state)
     layouts = (tensor.layout for tensor in state)
-    mine = pieces_of_rank(zip(variables, layouts, strict=True), session.world.position)
+    own_pieces = pieces_of_rank(zip(variables, layouts, strict=True), session.world.position)
     sizes = {tensor.name: tensor.local.element_size() for tensor in state}
-    return sum(math.prod(piece.local.shape) * sizes[piece.variable] for piece in mine)
+    return sum(math.prod(piece.local.shape) * sizes[piece.variable] for piece in own_pieces)

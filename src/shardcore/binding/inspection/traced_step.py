@@ -113,9 +113,9 @@ def trace_step(
         with tracer.block(layer.path) if traced else nullcontext():
             return original(layer, *args, **kwargs)
 
-    given = attrs.evolve(built, batch=_with_rows(built.batch, rows))
+    resized = attrs.evolve(built, batch=_with_rows(built.batch, rows))
     with keras_private.wrap_layer_calls(call):
-        ran = run_step(given, sessions, tracer, watch)
+        ran = run_step(resized, sessions, tracer, watch)
     return tracer.events(ran.session.mesh, dict(_stored(ran)))
 
 

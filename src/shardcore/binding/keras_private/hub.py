@@ -70,8 +70,8 @@ class _Changing(Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         """Returns the module, None for the default one."""
-        made: ModuleType | None = self.loader.create_module(spec)
-        return made
+        module: ModuleType | None = self.loader.create_module(spec)
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
         """Runs the module, and changes it."""

@@ -32,12 +32,12 @@ def replace(patch: Patch, make: Callable[[Any], object], undo: ExitStack) -> Non
     holder, name = _holder(patch)
     original = getattr(holder, name)
     value = make(original)
-    for place in _importers(original) if patch.everywhere else [holder]:
-        if name in vars(place):
-            undo.callback(setattr, place, name, vars(place)[name])
+    for owner in _importers(original) if patch.everywhere else [holder]:
+        if name in vars(owner):
+            undo.callback(setattr, owner, name, vars(owner)[name])
         else:  # a class that inherits it
-            undo.callback(delattr, place, name)
-        setattr(place, name, value)
+            undo.callback(delattr, owner, name)
+        setattr(owner, name, value)
 
 
 @contextmanager

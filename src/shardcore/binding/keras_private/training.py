@@ -122,10 +122,10 @@ def as_logs(results: object) -> Any:
     return pythonify_logs(results) if is_old and results else results
 
 
-def logs_of_step(trainer: Model, step: str, done: object) -> Any:
+def logs_of_step(trainer: Model, step: str, logs: object) -> Any:
     """Returns the logs of a step as Keras does; logs of a user's step stay tensors everywhere."""
     of_metrics = LINE < (3, 14) and step != "predict_step" and not gives_own_logs(trainer, step)
-    return as_logs(done) if of_metrics else done
+    return as_logs(logs) if of_metrics else logs
 
 
 def is_own_step(trainer: Model, name: str) -> bool:

@@ -32,8 +32,8 @@ def _makes_experts(subscripts: str) -> bool:
         >>> _makes_experts("td,edh->eth"), _makes_experts("etd,edh->eth")
         (True, False)
     """
-    given, _, result = subscripts.replace(" ", "").partition("->")
-    first, _, second = given.partition(",")
+    operands, _, result = subscripts.replace(" ", "").partition("->")
+    first, _, second = operands.partition(",")
     expert = second[:1]
     return expert.isalpha() and expert not in first and expert == result[:1]
 

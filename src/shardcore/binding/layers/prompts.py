@@ -26,9 +26,9 @@ def capture_prompts(
 ) -> None:
     """Captures the prompts of a `model` from its next one on, if it fills a cache by a method."""
     name = keras_private.FILLS_CACHE
-    kept = vars(model).get(name)
-    is_ours = isinstance(kept, _Prompt)
-    if (is_ours and kept.sessions is sessions) or (kept is not None and not is_ours):
+    attribute = vars(model).get(name)
+    is_ours = isinstance(attribute, _Prompt)
+    if (is_ours and attribute.sessions is sessions) or (attribute is not None and not is_ours):
         return
     if callable(getattr(type(model), name, None)):
         step = CapturedStep(model, name, capture)
@@ -54,21 +54,22 @@ class _Prompt:
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Returns what the method returns."""
         method = partial(getattr(type(self.model), keras_private.FILLS_CACHE), self.model)
-        given = keras_private.map_leaves(_as_tensor, (args, kwargs))
+        arguments = keras_private.map_leaves(_as_tensor, (args, kwargs))
         session = self.sessions.current()
         if not (
-            may_capture(session, self.sessions, self.capture) and _is_like_others(given, session)
+            may_capture(session, self.sessions, self.capture)
+            and _is_like_others(arguments, session)
         ):
             return method(*args, **kwargs)
 
         def step() -> Any:
-            made = method(*given[0], **given[1])
-            leaves = [_reduced(leaf, session) for leaf in keras_private.leaves(made)]
-            return *to_local(leaves, session), keras_private.map_leaves(lambda _: 0, made)
+            cache = method(*arguments[0], **arguments[1])
+            leaves = [_reduced(leaf, session) for leaf in keras_private.leaves(cache)]
+            return *to_local(leaves, session), keras_private.map_leaves(lambda _: 0, cache)
 
         scope = nullcontext() if session is None else session.strategy.implicit_replication()
         with scope, self.sessions.working(self.model):
-            shards, forms, nest = self.captured(step, given, session)
+            shards, forms, nest = self.captured(step, arguments, session)
         return keras_private.pack_leaves(nest, from_local(shards, forms, session))
 
 
@@ -85,9 +86,9 @@ def may_capture(
     )
 
 
-def _is_like_others(given: object, session: Session | None) -> bool:
+def _is_like_others(arguments: object, session: Session | None) -> bool:
     """Whether arguments are tensors and numbers, of which each rank has all rows or its own."""
-    leaves = keras_private.leaves(given)
+    leaves = keras_private.leaves(arguments)
     if not all(isinstance(leaf, (torch.Tensor, *PLAIN)) for leaf in leaves):
         return False
     if session is None or session.distribution.auto_shard_dataset:

@@ -27,17 +27,17 @@ def take(
         or not listed
         or not all(isinstance(size, int) for size in shape)
     ):
-        taken: torch.Tensor = original(inputs, start_indices, shape)
-        return taken
-    taken = keras.ops.convert_to_tensor(inputs)
+        sliced: torch.Tensor = original(inputs, start_indices, shape)
+        return sliced
+    sliced = keras.ops.convert_to_tensor(inputs)
     for dim, (start, size) in enumerate(zip(start_indices, shape, strict=True)):
         if isinstance(start, torch.Tensor):
-            numbers = torch.arange(size, device=taken.device)
-            first = _from_begin(_full(start, session), taken.shape[dim])
-            taken = torch.index_select(taken, dim, first + numbers)
-        elif (start, size) != (0, taken.shape[dim]):
-            taken = taken[(*[slice(None)] * dim, slice(start, start + size))]
-    return taken
+            numbers = torch.arange(size, device=sliced.device)
+            first = _from_begin(_full(start, session), sliced.shape[dim])
+            sliced = torch.index_select(sliced, dim, first + numbers)
+        elif (start, size) != (0, sliced.shape[dim]):
+            sliced = sliced[(*[slice(None)] * dim, slice(start, start + size))]
+    return sliced
 
 
 def update(

@@ -133,9 +133,9 @@ class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
         return PathRules({key: layout.axes for key, layout in self._layout_map.items()})
 
     def _reason(self, key: str) -> str:
-        made = self._made.get(key)
-        same = made is not None and made.spec == tuple(self._layout_map[key].axes)
-        return made.reason if same and made is not None else EDITED
+        rule = self._made.get(key)
+        same = rule is not None and rule.spec == tuple(self._layout_map[key].axes)
+        return rule.reason if same and rule is not None else EDITED
 
     def __str__(self) -> str:
         return str(self.report())

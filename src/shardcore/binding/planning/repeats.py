@@ -133,12 +133,12 @@ class Equality:
     def _of_attributes(self, one: object, other: object) -> bool:
         if not hasattr(one, "__dict__"):
             return bool(one == other)
-        mine, its = vars(one), vars(other)
-        if mine.keys() != its.keys():
+        own, its = vars(one), vars(other)
+        if own.keys() != its.keys():
             return False
         return all(
             self.holds(value, its[name])
-            for name, value in mine.items()
+            for name, value in own.items()
             if name.lstrip("_") not in _NAMES
         )
 

@@ -75,10 +75,10 @@ class LossScaling:
 
         `0.0 * inf` and `0.0 * nan` are `nan`, and so is the sum, which ranks reduce with others.
         """
-        given = [gradient for gradient in grads if gradient is not None]
-        if not given or not hasattr(self._thread, "update"):
+        gradients = [gradient for gradient in grads if gradient is not None]
+        if not gradients or not hasattr(self._thread, "update"):
             return original(optimizer, grads)
-        sums = [(gradient * 0.0).sum() for gradient in given]
+        sums = [(gradient * 0.0).sum() for gradient in gradients]
         return torch.isfinite(torch.stack(sums)).all()
 
     def cond(

@@ -42,14 +42,14 @@ class Steps:
     def make(self, kind: str, original: Original, trainer: Model, force: bool = False) -> Any:
         """Replaces `make_train_function`, `make_test_function` and `make_predict_function`."""
         function_name = f"{kind}_function"  # the attribute for the result
-        kept = getattr(trainer, function_name)
-        is_old = isinstance(kept, _Step) and kept.sessions is not self.sessions
+        before = getattr(trainer, function_name)
+        is_old = isinstance(before, _Step) and before.sessions is not self.sessions
         result = original(trainer, force=force or is_old)
-        made = getattr(trainer, function_name)
-        if made is not kept:
+        function = getattr(trainer, function_name)
+        if function is not before:
             self.emulation.check(trainer)
             captured = CapturedStep(trainer, f"{kind}_step", self.capture)
-            setattr(trainer, function_name, _Step(self.sessions, trainer, made, captured))
+            setattr(trainer, function_name, _Step(self.sessions, trainer, function, captured))
         return result
 
     def within_scope(
@@ -178,10 +178,10 @@ class _Step:
             return self.function(data)
         with self.sessions.scope_of(self.trainer):  # a sharded model may outlive its scope
             session, run = self.sessions.current(), self.sessions.run()
-            done = self._on_one_device(data) if session is None else self._run(data, session)
+            logs = self._on_one_device(data) if session is None else self._run(data, session)
             if run is not None and run.trainer is self.trainer:
                 run.prefetch.fill()
-            return keras_private.logs_of_step(self.trainer, self.captured.name, done)
+            return keras_private.logs_of_step(self.trainer, self.captured.name, logs)
 
     def _run(self, data: list[object], session: Session) -> Any:
         """Runs the step in the distribution of `session`."""

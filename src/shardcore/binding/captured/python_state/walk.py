@@ -146,11 +146,11 @@ class _StepWalk(ObjectWalk):
             for key, space in ready.items():
                 self._add_globals(waiting.pop(key), space)
                 self._visit_pending()
-        made = {id(constant) for code in users.values() for constant in code.co_consts}
-        made |= set(map(id, compared))
+        nested_code = {id(constant) for code in users.values() for constant in code.co_consts}
+        nested_code |= set(map(id, compared))
         for key, code in users.items():
             has_closure = code.co_freevars not in ((), ("__class__",))
-            if has_closure and key not in made and key not in self.visited:
+            if has_closure and key not in nested_code and key not in self.visited:
                 location = self.called.names_of(code).location
                 raise NotCaptured(
                     f"it calls {location}, with a closure that nothing of the model holds: make it "
