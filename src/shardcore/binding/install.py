@@ -201,7 +201,7 @@ class Binding:
             "ArrayDataAdapter.get_torch_dataloader": array_loader,
             "RNN.get_initial_state": calls.initial_states,
             "Functional._standardize_inputs": calls.model_inputs,
-            "core.slice": slices.take,
+            "core.slice": slices.slice_tensor,
             "numpy.repeat": operations.repeat,
             "math.segment_sum": operations.segment_sum,
             "numpy.einsum": products.einsum,

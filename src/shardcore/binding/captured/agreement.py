@@ -28,12 +28,12 @@ class Outcome:
     reason: str = ""
 
 
-def gathered(value: object, session: Session | None) -> list[Any]:
+def gather_from_ranks(value: object, session: Session | None) -> list[Any]:
     """Returns the values of all ranks, this rank's alone on one device."""
     return [value] if session is None else session.processes.gather(value)
 
 
-def agreed(
+def agree_on_outcome(
     make: Callable[[RecordedSums | None], Outcome],
     trace: StepTrace,
     session: Session | None,
@@ -46,7 +46,9 @@ def agreed(
         session: The session of the step; None on one device.
     """
     outcome = make(_all_reduces(trace, session))
-    everyone = gathered((outcome.event, outcome.reason, _digests(outcome.program)), session)
+    everyone = gather_from_ranks(
+        (outcome.event, outcome.reason, _digests(outcome.program)), session
+    )
     events = {event for event, _, _ in everyone}
     if Event.REFUSED in events:
         return Outcome(Event.REFUSED, reason=next(reason for _, reason, _ in everyone if reason))
@@ -70,7 +72,7 @@ def _all_reduces(trace: StepTrace, session: Session | None) -> RecordedSums | No
     By these every rank fills its buckets, so that ranks with shards of other sizes, or with more
     calls, join the same.
     """
-    everyone = gathered(trace.all_reduces, session)
+    everyone = gather_from_ranks(trace.all_reduces, session)
     if len({len(sums) for sums in everyone}) > 1:
         return None
     return tuple(

@@ -81,7 +81,7 @@ class CacheEntry:
     payback: Payback = attrs.field(factory=Payback)
     _was_due: bool = attrs.field(default=False, init=False)
 
-    def after(self, event: Event) -> None:
+    def apply_event(self, event: Event) -> None:
         """Notes `event`; drops what the new state has no use for."""
         self.progress = self.progress.after(event)
         if self.progress.state in (State.NEW, State.EAGER):
@@ -119,13 +119,13 @@ class CacheEntry:
         for program in list(self.programs):
             with suppress(GuardFailed), torch_modes.as_recorded():
                 outputs = program(tensors, owned=program is owner)
-                self.ran(program)
+                self.note_run(program)
                 return outputs, program
         return None
 
-    def ran(self, program: Program) -> None:
+    def note_run(self, program: Program) -> None:
         """Notes that `program` ran: the next step tries it first."""
-        self.after(Event.RAN)
+        self.apply_event(Event.RAN)
         if self.progress.runs % _MANY_RUNS == 0:
             self.traces.clear()
         if program is not self.programs[0]:

@@ -13,14 +13,14 @@ from shardcore.binding.context.session import Session
 Form = tuple[Any, tuple[int, ...]] | None
 
 
-def full(value: object, session: Session | None) -> Any:
+def to_full(value: object, session: Session | None) -> Any:
     """Returns the full value of a tensor; returns other values unchanged."""
     if session is None or not isinstance(value, torch.Tensor):
         return value
     return session.strategy.full_tensor(value)
 
 
-def reduced(value: object, session: Session | None) -> torch.Tensor:
+def reduce_partial(value: object, session: Session | None) -> torch.Tensor:
     """Returns a value as a tensor that is no partial sum."""
     tensor: torch.Tensor = keras.ops.convert_to_tensor(value)
     if session is None or not session.strategy.owns(tensor):

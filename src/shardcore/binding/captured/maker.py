@@ -27,7 +27,7 @@ class ProgramMaker:
     trainer: Any
     capture: StepCapture[torch.Tensor]
 
-    def made(
+    def make_program(
         self,
         entry: CacheEntry,
         trace: StepTrace,

@@ -13,7 +13,7 @@ import attrs
 import torch
 
 from shardcore.binding import keras_private
-from shardcore.binding.captured.agreement import Outcome, agreed, gathered
+from shardcore.binding.captured.agreement import Outcome, agree_on_outcome, gather_from_ranks
 from shardcore.binding.captured.cache import CacheEntry, LastRun, Signature
 from shardcore.binding.captured.closures import Closures
 from shardcore.binding.captured.local_tensors import are_plain, local_tensors
@@ -113,14 +113,14 @@ class CapturedStep:
         """Returns whether the step is neither captured nor recorded."""
         state = entry.progress.state
         if state is State.DEFERRED:
-            entry.after(Event.SKIPPED)
+            entry.apply_event(Event.SKIPPED)
         if state is not State.NEW:
             return state in (State.DEFERRED, State.EAGER)
         has_other = left != math.inf and bool(self._programs(entry.signature.kind))
         if entry.is_due(None if has_other else left, recordings=1 if has_other else 2):
             return False
         if not has_other:
-            self._reports.postponed(entry.payback.needed)
+            self._reports.report_postponement(entry.payback.needed)
         return True
 
     def _is_audited(self) -> bool:
@@ -131,10 +131,10 @@ class CapturedStep:
     def _audit(self, entry: CacheEntry, step: Step, tensors: Sequence[Any]) -> Any:
         """Runs the step eagerly in place of its program, and compares it with what was recorded."""
         outputs = self.capture.audit(step, tensors, entry.programs)
-        entry.after(Event.RAN)
+        entry.apply_event(Event.RAN)
         return outputs
 
-    def again(self, tensors: Sequence[object]) -> Any:
+    def run_again(self, tensors: Sequence[object]) -> Any:
         """Returns the outputs of a step on those of the last one; None if it must be called.
 
         After a program has run twice in a row on its own outputs, only the numbers that it reads
@@ -170,7 +170,7 @@ class CapturedStep:
         """Returns whether a mode of torch is active, on all ranks: a program would not call it."""
         if mode := self.capture.active_mode():
             wait_for_new_trace(self._reports.step, f"the active mode of torch ({mode})", session)
-            self._reports.refused(f"{mode} is active, which a captured step would not call")
+            self._reports.report_refusal(f"{mode} is active, which a captured step would not call")
         return bool(mode)
 
     def _entry(self, data: object, session: Session | None, mode: str) -> CacheEntry | None:
@@ -178,7 +178,7 @@ class CapturedStep:
         signature = Signature.of(data, session, (mode, self.trainer.training))
         if (entry := self._entries.get(signature)) is None:
             if len(self._entries) == _MOST_SIGNATURES:
-                self._reports.refused(
+                self._reports.report_refusal(
                     f"batches came in more than {_MOST_SIGNATURES} shapes: pad them"
                 )
                 return None
@@ -198,9 +198,9 @@ class CapturedStep:
             return
         if entry.programs:
             wait_for_new_trace(self._reports.step, change, session)
-        self._reports.changed(change)
+        self._reports.report_change(change)
         self._called.forget()  # functions that were replaced run no more
-        entry.after(Event.CHANGED)
+        entry.apply_event(Event.CHANGED)
         if entry.progress.is_unstable:
             entry.unstable = f"{change} changes again and again: {_KEEP}"
 
@@ -209,16 +209,18 @@ class CapturedStep:
     ) -> Any:
         """Runs the step eagerly and records it; makes a program if it ran like that before."""
         # Either may be so on one rank alone, and a step that is recorded starts other collectives.
-        unstable, profiled = zip(*gathered((entry.unstable, is_profiled()), session), strict=True)
+        unstable, profiled = zip(
+            *gather_from_ranks((entry.unstable, is_profiled()), session), strict=True
+        )
         if reason := next(filter(None, unstable), ""):
             self._refuse(entry, reason)
             return step()
         if any(profiled):
-            entry.after(Event.SKIPPED)
+            entry.apply_event(Event.SKIPPED)
             return step()
         began = time.perf_counter()
         with without_collection():
-            with self._called.observed() as profile:
+            with self._called.observe() as profile:
                 donated = 0 if self.closures is None else len(local_tensors(data[0], None))
                 tensors = local_tensors(data, session)
                 outputs, trace = self.capture.record(step, tensors, profile, donated)
@@ -230,16 +232,16 @@ class CapturedStep:
                 is_worth = entry.payback.is_worth(left, time.perf_counter() - began)
                 return own_outcome if is_worth or not is_first else Outcome(Event.POSTPONED)
 
-            outcome = agreed(make, trace, session)
-        self._reports.recorded(time.perf_counter() - began)
+            outcome = agree_on_outcome(make, trace, session)
+        self._reports.report_recording(time.perf_counter() - began)
         if outcome.event is Event.REFUSED:
             self._refuse(entry, outcome.reason)
             return outputs
-        entry.after(outcome.event)
+        entry.apply_event(outcome.event)
         if outcome.event is Event.SKIPPED:
             self._called.forget()
         elif outcome.event is Event.POSTPONED:
-            self._reports.postponed(entry.payback.needed)
+            self._reports.report_postponement(entry.payback.needed)
         elif outcome.program is None:
             entry.traces[trace.numbers] = trace
         else:
@@ -256,7 +258,7 @@ class CapturedStep:
             return Outcome(Event.SKIPPED)
         if reason:
             return Outcome(Event.REFUSED, reason=reason)
-        return self._maker.made(entry, trace, self._programs(entry.signature.kind), most)
+        return self._maker.make_program(entry, trace, self._programs(entry.signature.kind), most)
 
     def _refusal(self, entry: CacheEntry, trace: StepTrace, session: Session | None) -> str:
         """Returns why the recorded step cannot have a program; empty if it can.
@@ -290,8 +292,8 @@ class CapturedStep:
     def _keep(self, program: Program, entry: CacheEntry) -> None:
         entry.programs.append(program)
         self.trainer.zero_grad()  # no later step overwrites the gradients of the eager ones
-        self._reports.captured(self._called.effects(), program.remark)
+        self._reports.report_capture(self._called.effects(), program.remark)
 
     def _refuse(self, entry: CacheEntry, reason: str) -> None:
-        entry.after(Event.REFUSED)
-        self._reports.refused(reason)
+        entry.apply_event(Event.REFUSED)
+        self._reports.report_refusal(reason)

@@ -107,7 +107,7 @@ def load(sessions: Sessions, original: Original, callback: BackupAndRestore) -> 
     if session is not None and session.mesh.size > 1:
         # One rank may have copied the backup before a damaged one to its place.
         session.processes.barrier("the restoring of a backup")
-    backup = _agreed(callback, path, session, sessions)
+    backup = _read_same_backup(callback, path, session, sessions)
     _run_collectively(partial(original, callback), f"restore {path!r}", session, sessions)
     run.position = run.position or DataPosition()
     if backup is not None:
@@ -116,7 +116,7 @@ def load(sessions: Sessions, original: Original, callback: BackupAndRestore) -> 
     keras_private.set_progress(callback, first, 0 if backup is None else backup.steps)
 
 
-def _agreed(
+def _read_same_backup(
     callback: BackupAndRestore, path: str, session: Session | None, sessions: Sessions
 ) -> _Backup | None:
     """Returns the state in the file, on which all ranks agree; None if there is none.
@@ -127,12 +127,12 @@ def _agreed(
     read: list[_Backup | None] = []
     contents: list[str] = []
 
-    def look() -> None:
+    def read_here() -> None:
         exists = not keras_private.is_remote(path) and os.path.exists(path)
         read.append(_read(path) if exists else None)
         contents.append(str(read[0] or ("weights alone" if exists else "nothing")))
 
-    _run_collectively(look, f"read {path!r}", session, sessions)
+    _run_collectively(read_here, f"read {path!r}", session, sessions)
     if session is not None and session.mesh.size > 1:
         everyone = session.processes.gather((contents[0], path))
         if len({what for what, _ in everyone}) > 1:

@@ -167,7 +167,7 @@ class ShardedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
             self._progress.step,
             {"training": training},
             self.keep,
-            [state.replicated(name, value, mesh) for name, value in arrays.items()],
+            [state.replicated_tensor(name, value, mesh) for name, value in arrays.items()],
             self._lease,
         )
         if not self.asynchronous:

@@ -82,4 +82,6 @@ class Checkpoints:
         """Returns the newest complete checkpoint, None without one. A collective."""
         path, session = Path(directory).absolute(), self.sessions.current()
         what = f"look for checkpoints in {str(path)!r}"
-        return loading.chosen(lambda: self.store.latest(path), what, session, self.sessions)
+        return loading.choose_on_rank_0(
+            lambda: self.store.latest(path), what, session, self.sessions
+        )

@@ -57,13 +57,13 @@ def load(
         CheckpointError: On all ranks, before a value of the model has changed.
     """
     session = session_of(model, sessions, "load_checkpoint")
-    checkpoint = _found(path, session, sessions, store)
+    checkpoint = _find(path, session, sessions, store)
     index = _index(checkpoint, session, sessions, store)
     _make_missing(model, index)
     tensors = {tensor.name: tensor for tensor in state.tensors_of(model, session)}
     compiled = getattr(model, "optimizer", None) is not None
     optional = _OPTIONAL if compiled else (*_OPTIONAL, "optimizer")
-    matched = match([tensor.wanted() for tensor in tensors.values()], index.variables, optional)
+    matched = match([tensor.to_load() for tensor in tensors.values()], index.variables, optional)
     if strict:
         matched.check(str(checkpoint))
     position, ranks = (0, 1) if session is None else (session.world.position, session.mesh.size)
@@ -96,7 +96,7 @@ def load(
     return Loading(checkpoint, index, report, {stored.name: array for stored, array in arrays})
 
 
-def chosen(
+def choose_on_rank_0(
     choose: Callable[[], Path | None], what: str, session: Session | None, sessions: Sessions
 ) -> Path | None:
     """Returns the checkpoint that rank 0 chooses, None if it finds none. A collective."""
@@ -113,10 +113,10 @@ def chosen(
     return path
 
 
-def _found(path: Path, session: Session | None, sessions: Sessions, store: CheckpointStore) -> Path:
+def _find(path: Path, session: Session | None, sessions: Sessions, store: CheckpointStore) -> Path:
     """Returns the folder of the checkpoint that `path` names."""
     what = f"look for a checkpoint in {str(path)!r}"
-    checkpoint = chosen(lambda: store.find(path), what, session, sessions)
+    checkpoint = choose_on_rank_0(lambda: store.find(path), what, session, sessions)
     if checkpoint is None:
         raise CheckpointError(
             f"{str(path)!r} is no complete checkpoint and has none: give a folder that "

@@ -57,7 +57,7 @@ class StateTensor:
             self.name, self.path, self.group, self.shape, self.dtype, self.layout
         )
 
-    def wanted(self) -> VariableToLoad:
+    def to_load(self) -> VariableToLoad:
         """Returns what the match with a checkpoint needs of it."""
         return VariableToLoad(self.name, self.path, self.group, self.shape, self.dtype)
 
@@ -89,7 +89,7 @@ def tensors_of(model: keras.Model, session: Session | None) -> list[StateTensor]
     return tensors
 
 
-def replicated(name: str, value: torch.Tensor, mesh: Mesh) -> StateTensor:
+def replicated_tensor(name: str, value: torch.Tensor, mesh: Mesh) -> StateTensor:
     """Returns the state of a callback, a plain tensor that is equal on all ranks."""
     layout = Layout.replicated(mesh, value.ndim)
     return StateTensor(name, name, "callbacks", tuple(value.shape), layout, value)

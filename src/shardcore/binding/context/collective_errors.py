@@ -55,7 +55,7 @@ def raise_on_all_ranks(
             if current.failures is None:
                 own = _picklable(error, what, session.processes, "every rank")
     if current.failures is None:
-        current.failures = _gathered(own, session.processes)
+        current.failures = _gather_errors(own, session.processes)
     for rank, failure in enumerate(current.failures):
         if failure is not None:
             is_own = own is not None and rank == session.processes.rank
@@ -119,7 +119,7 @@ def check_other_ranks(sessions: Sessions) -> None:
     raise mark_shared(next(failure for failure in current.failures if failure is not None))
 
 
-def _gathered(own: Exception | None, processes: Processes) -> list[Exception | None]:
+def _gather_errors(own: Exception | None, processes: Processes) -> list[Exception | None]:
     """Returns the error of each rank; one of a rank that came to another call is raised there too.
 
     If the ranks do not come together, this rank's own error came first.

@@ -74,7 +74,7 @@ def compare(facts: Facts, session: Session, message: object = None) -> list[Any]
     return [rank_message for _, rank_message in gathered]
 
 
-def agreed(value: object, how: str, processes: Processes) -> Any:
+def agree(value: object, how: str, processes: Processes) -> Any:
     """Returns one decision of all ranks: `how` is "any", "all" or "rank 0"."""
     if how not in ("any", "all", "rank 0"):
         raise StrategyError(

@@ -107,11 +107,11 @@ class RowsAhead:
                     batch = next(batches_of_adapter)
                 rows = self.distribute(batch)
 
-        def waited() -> Any:
+        def wait_for_copies() -> Any:
             to_gpu.wait(rows)
             return rows
 
-        return Drawn(batch, waited)
+        return Drawn(batch, wait_for_copies)
 
 
 def _is_on_gpu(leaf: object) -> bool:
@@ -146,7 +146,7 @@ def compare_batches(
     compared = (
         batches_of_process
         if known
-        else _Read(batches_of_process, lambda source: _compared(source, session, shared))
+        else _Read(batches_of_process, lambda source: _compare_each(source, session, shared))
     )
     if auto and not shared:
         return _Read(
@@ -193,7 +193,7 @@ def _check_sampler(sampler: DistributedSampler[object], session: Session) -> Non
 _END = object()
 
 
-def _compared(source: Iterator[object], session: Session, shared: bool) -> Iterator[Any]:
+def _compare_each(source: Iterator[object], session: Session, shared: bool) -> Iterator[Any]:
     """Yields the batches, after a check that all ranks have one; shared ones of equal shapes.
 
     Without it, a further step of a rank or another shape would block a collective of the step.

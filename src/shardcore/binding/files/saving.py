@@ -134,7 +134,7 @@ def _save(
     One rank alone may save a model of which every rank has all values, and one that it made
     after `clear_session()`. Each rank writes into its own buffer.
     """
-    session, path = sharding(model, sessions), str(filepath)
+    session, path = sharding_session(model, sessions), str(filepath)
     is_alone = session is None and sessions.processes.world_size == 1
     is_own = is_alone and not sessions.are_served()
     if is_own or isinstance(filepath, io.IOBase):
@@ -145,7 +145,7 @@ def _save(
         if makes_folder:
             os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)
         if one_file and not keras_private.is_remote(path):
-            write_file(path, lambda unfinished: _annotated(unfinished, write, sessions))
+            write_file(path, lambda unfinished: _write_with_attributes(unfinished, write, sessions))
         else:
             write(path)
 
@@ -166,7 +166,7 @@ def _save(
     raise_on_all_ranks(work, what, session, sessions)
 
 
-def _annotated(path: str, write: Callable[..., None], sessions: Sessions) -> None:
+def _write_with_attributes(path: str, write: Callable[..., None], sessions: Sessions) -> None:
     """Writes a file of weights, with the state that a callback saves in it."""
     write(path)
     if sessions.weights_file_attributes:
@@ -201,7 +201,7 @@ def export(
 ) -> None:
     """Replaces `Model.export`, called on every rank: one of each path writes, from a full model."""
     write = partial(original, model, format=format, verbose=verbose, **options)
-    session = sharding(model, sessions)
+    session = sharding_session(model, sessions)
     if session is None:
         write(filepath)
         return
@@ -223,7 +223,7 @@ def export(
         raise_on_all_ranks(work, f"export {path!r}", session, sessions)
 
 
-def sharding(model: Model, sessions: Sessions) -> Session | None:
+def sharding_session(model: Model, sessions: Sessions) -> Session | None:
     """Returns the session in which `model` is sharded, None if it is replicated."""
     session = sessions.current() or sessions.session_of_model(model)
     return None if session is None or session.mesh.size == 1 else session

@@ -19,7 +19,7 @@ from shardcore.binding.context.collective_errors import (
     raise_on_calling_ranks,
 )
 from shardcore.binding.context.session import Sessions
-from shardcore.binding.files.saving import canonical_path, first_of, sharding
+from shardcore.binding.files.saving import canonical_path, first_of, sharding_session
 from shardcore.binding.types import FilePath, Original
 
 
@@ -48,7 +48,7 @@ class TransformersExport:
         self, original: Original, model: Model, path: FilePath, *args: object, **kwargs: object
     ) -> None:
         """Exports a model, or its backbone."""
-        session = sharding(model, self.sessions)
+        session = sharding_session(model, self.sessions)
         if session is None or self.sessions.collective_work is not None:
             original(model, path, *args, **kwargs)
             return

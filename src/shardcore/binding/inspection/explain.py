@@ -96,7 +96,7 @@ def checked_batch(model: Model, batch: object, step: str) -> Any:
     if not isinstance(batch, tuple) or len(batch) not in (2, 3):
         raise StrategyError(
             f"A {step} step takes (x, y) or (x, y, sample_weight), the global batch, got "
-            f"{_described(batch)}."
+            f"{_describe(batch)}."
         )
     return _same_rows((*batch, None)[:3], "(x, y, sample_weight)")
 
@@ -108,12 +108,12 @@ def _same_rows(data: tuple[object, ...], expected: str) -> tuple[Any, ...]:
     if not leaves or data[0] is None or any(not shape for shape in shapes) or len(rows) != 1:
         raise StrategyError(
             f"explain() takes one batch, {expected}, of arrays or tensors with as many rows each, "
-            f"got {_described(data)}."
+            f"got {_describe(data)}."
         )
     return data
 
 
-def _described(batch: object) -> str:
+def _describe(batch: object) -> str:
     if isinstance(batch, Iterable) and not hasattr(batch, "shape"):
         return rank_consistency.shapes(batch)
     return f"{type(batch).__name__} of shape {tuple(getattr(batch, 'shape', ()))}"

@@ -57,9 +57,10 @@ class ExplainedStep:
         """Runs the step eagerly, as `train_on_batch` and the like do."""
         session = self.session
         tracer = trace(
-            self._saw, {v.path: tensor_of(v) for v in rank_consistency.variables_of(self.model)}
+            self._note_collective,
+            {v.path: tensor_of(v) for v in rank_consistency.variables_of(self.model)},
         )
-        with tracer.tracing(), self._followed(tracer):
+        with tracer.tracing(), self._follow(tracer):
             if session is not None:
                 (data,) = batches.distribute_step([data], session)
             self._in_batch = False
@@ -73,9 +74,9 @@ class ExplainedStep:
 
     def layers(self) -> tuple[ExplainedLayer, ...]:
         """Returns the facts of each layer, in the order of first calls."""
-        return tuple(map(_explained, self._called.values()))
+        return tuple(map(_explain_layer, self._called.values()))
 
-    def _saw(self, facts: CollectiveFacts) -> None:
+    def _note_collective(self, facts: CollectiveFacts) -> None:
         session = self.session  # without one, an overridden step may still communicate
         self.facts.append(
             attrs.evolve(
@@ -107,7 +108,7 @@ class ExplainedStep:
         return self._owners.get(paths[0], "") if len(paths) == 1 else ""
 
     @contextmanager
-    def _followed(self, tracer: CollectiveTracer) -> Iterator[None]:
+    def _follow(self, tracer: CollectiveTracer) -> Iterator[None]:
         """Follows calls, outputs, assignments and reads in the context."""
 
         def layer_call(original: Original, layer: Layer, *args: object, **kwargs: object) -> Any:
@@ -189,7 +190,7 @@ def _path(layer: Layer) -> str:
     return str(layer.path or layer.name)
 
 
-def _explained(called: _Called) -> ExplainedLayer:
+def _explain_layer(called: _Called) -> ExplainedLayer:
     inner = {id(v) for child in called.inner for v in child.layer.variables}
     own = [v for v in called.layer.variables if id(v) not in inner and not keras_private.is_seed(v)]
     variables = []

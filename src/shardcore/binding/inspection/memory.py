@@ -41,11 +41,11 @@ def estimate_memory(
         str(ran.session.mesh),
         ran.model.name,
         highest(tracer.allocations()),
-        _copied([tensor for tensor, _ in ran.state], ran.session),
+        _bytes_copied([tensor for tensor, _ in ran.state], ran.session),
     )
 
 
-def _copied(state: Sequence[StateTensor], session: Session) -> int:
+def _bytes_copied(state: Sequence[StateTensor], session: Session) -> int:
     """Returns the bytes that the first rank copies to write its part of a sharded checkpoint."""
     variables = divide(tensor.to_store() for tensor in state)
     layouts = (tensor.layout for tensor in state)

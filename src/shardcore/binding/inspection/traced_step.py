@@ -90,7 +90,7 @@ def trace_step(
 
     @contextmanager
     def watch(model: keras.Model, session: Session) -> Iterator[None]:
-        def saw(fact: CollectiveFacts) -> None:
+        def note(fact: CollectiveFacts) -> None:
             axes = axes_of(session.mesh, session.world.processes, fact.processes)
             tracer.start(attrs.evolve(fact, axes=axes, processes=()))
 
@@ -103,7 +103,7 @@ def trace_step(
                 return update(*args, **kwargs)
 
         model.optimizer.apply = apply  # this model is dropped after the step
-        with collectives(saw, variables).tracing(), gradients_apart_scope(value=True):
+        with collectives(note, variables).tracing(), gradients_apart_scope(value=True):
             yield
 
     def call(original: Original, layer: keras.Layer, *args: object, **kwargs: object) -> Any:
@@ -116,7 +116,7 @@ def trace_step(
     resized = attrs.evolve(built, batch=_with_rows(built.batch, rows))
     with keras_private.wrap_layer_calls(call):
         ran = run_step(resized, sessions, tracer, watch)
-    return tracer.events(ran.session.mesh, dict(_stored(ran)))
+    return tracer.events(ran.session.mesh, dict(_stored_tensors(ran)))
 
 
 def _own(
@@ -152,15 +152,15 @@ def rows_of(batch: object) -> int:
 def _with_rows(batch: Any, rows: int) -> Any:
     """Returns a batch of so many rows, each the first one."""
 
-    def repeated(leaf: Any) -> Any:
+    def repeat_first_row(leaf: Any) -> Any:
         if leaf is None:
             return None
         return np.repeat(keras.ops.convert_to_numpy(leaf[:1]), rows, axis=0)
 
-    return keras.tree.map_structure(repeated, batch)
+    return keras.tree.map_structure(repeat_first_row, batch)
 
 
-def _stored(ran: RunStep) -> Iterator[tuple[int, Stored]]:
+def _stored_tensors(ran: RunStep) -> Iterator[tuple[int, Stored]]:
     """Yields the tensors of variables by the numbers of their allocations, values first."""
     for tensor, number in ran.state:
         yield number, _of_state(tensor)

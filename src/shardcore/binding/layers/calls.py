@@ -77,7 +77,7 @@ class LayerEdges:
     def distribute_tensor(self, outputs: object, path: str) -> Any:
         """Returns the outputs of a layer, each in its layout."""
         session = self.sessions.required()
-        layout = _ruled(path, session)
+        layout = _layout_by_rule(path, session)
         what = f"The output {path!r}"
         return keras_private.map_tensors(
             lambda tensor: lay_out(tensor, layout or _rows(tensor, session), what, session), outputs
@@ -99,7 +99,7 @@ def _rows(output: torch.Tensor, session: Session) -> Layout | None:
     return Layout(layout.mesh, (axes, *layout.spec[1:]), (), (1, *layout.blocks[1:]))
 
 
-def _ruled(path: str, session: Session) -> Layout | None:
+def _layout_by_rule(path: str, session: Session) -> Layout | None:
     """Returns the layout that a rule gives the output `path`, None without a rule."""
     session.output_paths.add(path)
     ruled = session.distribution.get_tensor_layout(path)
@@ -112,7 +112,7 @@ def model_inputs(session: Session, original: Original, model: object, inputs: ob
     if keras_private.is_symbolic():
         return standardized
     paths = [f"{name}/output" for name in keras_private.input_names(model)]
-    layouts = [_ruled(path, session) for path in paths]
+    layouts = [_layout_by_rule(path, session) for path in paths]
     return [
         tensor
         if layout is None or tensor is None

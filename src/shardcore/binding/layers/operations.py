@@ -87,7 +87,7 @@ def scatter(original: Original, indices: Any, values: Array, shape: Sequence[int
     indices = keras.ops.convert_to_tensor(indices)
     if indices.is_floating_point() or indices.dtype is torch.bool:
         return original(indices, values, shape)
-    return _added(indices.long(), keras.ops.convert_to_tensor(values), tuple(shape))
+    return _add_at(indices.long(), keras.ops.convert_to_tensor(values), tuple(shape))
 
 
 def segment_sum(
@@ -106,7 +106,7 @@ def segment_sum(
     # One more segment gets the rows whose segment is out of range.
     places = numbers.long().where(is_known, num_segments).unsqueeze(1)
     precise = rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
-    sums = _added(places, precise, (num_segments + 1, *rows.shape[1:]))
+    sums = _add_at(places, precise, (num_segments + 1, *rows.shape[1:]))
     return sums[:-1].to(rows.dtype)
 
 
@@ -119,7 +119,7 @@ def with_channels_first(original: Original, images: Any, **options: object) -> A
     return images.permute(0, 3, 1, 2) if is_image else original(images, **options)
 
 
-def _added(indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+def _add_at(indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """Returns the sum of `values` at each of `indices`, zero elsewhere.
 
     torch 2.13 adds `float32` on a CPU in several threads, in any order: ranks would differ in the

@@ -15,7 +15,7 @@ import torch
 
 from shardcore.binding import keras_private
 from shardcore.binding.captured.closures import PLAIN
-from shardcore.binding.captured.local_tensors import from_local, reduced, to_local
+from shardcore.binding.captured.local_tensors import from_local, reduce_partial, to_local
 from shardcore.binding.captured.step import CapturedStep
 from shardcore.binding.context.session import Session, Sessions
 from shardcore.ports.capture import StepCapture
@@ -64,7 +64,7 @@ class _Prompt:
 
         def step() -> Any:
             cache = method(*arguments[0], **arguments[1])
-            leaves = [_reduced(leaf, session) for leaf in keras_private.leaves(cache)]
+            leaves = [_reduce_leaf(leaf, session) for leaf in keras_private.leaves(cache)]
             return *to_local(leaves, session), keras_private.map_leaves(lambda _: 0, cache)
 
         scope = nullcontext() if session is None else session.strategy.implicit_replication()
@@ -101,5 +101,5 @@ def _as_tensor(leaf: object) -> Any:
     return keras.ops.convert_to_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf
 
 
-def _reduced(leaf: object, session: Session | None) -> Any:
-    return reduced(leaf, session) if isinstance(leaf, torch.Tensor) else leaf
+def _reduce_leaf(leaf: object, session: Session | None) -> Any:
+    return reduce_partial(leaf, session) if isinstance(leaf, torch.Tensor) else leaf

@@ -17,7 +17,7 @@ from shardcore.binding.types import Original
 from shardcore.ports.types import Array
 
 
-def take(
+def slice_tensor(
     session: Session, original: Original, inputs: Array, start_indices: Any, shape: Any
 ) -> torch.Tensor:
     """Replaces `slice`: looks up the places of a slice that begins at a number in a tensor."""
@@ -33,7 +33,7 @@ def take(
     for dim, (start, size) in enumerate(zip(start_indices, shape, strict=True)):
         if isinstance(start, torch.Tensor):
             numbers = torch.arange(size, device=sliced.device)
-            first = _from_begin(_full(start, session), sliced.shape[dim])
+            first = _from_begin(_full_index(start, session), sliced.shape[dim])
             sliced = torch.index_select(sliced, dim, first + numbers)
         elif (start, size) != (0, sliced.shape[dim]):
             sliced = sliced[(*[slice(None)] * dim, slice(start, start + size))]
@@ -59,7 +59,7 @@ def update(
         if isinstance(start, int) and size == length:
             continue
         places = torch.arange(length, device=old.device) - _from_begin(
-            _full(start, session), length
+            _full_index(start, session), length
         )
         if size > 1:
             new = torch.index_select(new, dim, places.clamp(0, size - 1))
@@ -76,7 +76,7 @@ def _is_within(starts: object, sizes: Sequence[int], shape: Sequence[int]) -> bo
     )
 
 
-def _full(start: object, session: Session) -> Any:
+def _full_index(start: object, session: Session) -> Any:
     return session.strategy.full_tensor(start) if isinstance(start, torch.Tensor) else start
 
 
@@ -92,7 +92,7 @@ class TensorIndices(TorchFunctionMode):
         if func is torch.Tensor.__getitem__:
             indices = args[1] if isinstance(args[1], tuple) else (args[1],)
             if any(map(_is_number, indices)) and all(map(_is_of_one_dim, indices)):
-                return _looked_up(args[0], indices)
+                return _look_up(args[0], indices)
         return func(*args, **(kwargs or {}))
 
 
@@ -106,7 +106,7 @@ def _is_number(index: Any) -> bool:
     return is_tensor and index.dtype in (torch.int16, torch.int32, torch.int64)
 
 
-def _looked_up(tensor: torch.Tensor, indices: Sequence[Any]) -> torch.Tensor:
+def _look_up(tensor: torch.Tensor, indices: Sequence[Any]) -> torch.Tensor:
     """Returns `tensor[indices]`, with numbers in tensors among the indices."""
     for dim, index in enumerate(indices):
         if _is_number(index):

@@ -14,9 +14,9 @@ from shardcore.binding.captured.closures import Closures
 from shardcore.binding.captured.local_tensors import (
     Form,
     from_local,
-    full,
     local_tensors,
-    reduced,
+    reduce_partial,
+    to_full,
     to_local,
 )
 from shardcore.binding.captured.step import CapturedStep
@@ -55,14 +55,14 @@ class WhileLoops:
             return original(cond, body, loop_vars, maximum_iterations)
         capture_prompts(closures.model, self.sessions, self.capture)
         is_nest = isinstance(loop_vars, tuple | list)
-        step = _captured(closures.model, closures, self.capture)
+        step = _captured_step(closures.model, closures, self.capture)
         loop = _Loop(cond, body, closures.tensors, step, session)
         with self.sessions.working(closures.model):
             final = loop.run(tuple(loop_vars) if is_nest else (loop_vars,), maximum_iterations)
         return final if is_nest else final[0]
 
 
-def _captured(
+def _captured_step(
     model: keras.Model, closures: Closures, capture: StepCapture[torch.Tensor]
 ) -> CapturedStep:
     """Returns the step of the loops of `model` with such closures."""
@@ -94,17 +94,21 @@ class _Loop:
 
     def run(self, variables: Variables, maximum_iterations: object) -> Variables:
         """Returns the variables at the end of the loop."""
-        most = None if maximum_iterations is None else int(full(maximum_iterations, self.session))
-        variables = keras_private.map_leaves(partial(reduced, session=self.session), variables)
-        goes_on, count = full(self.cond(*variables), self.session), 0
+        most = (
+            None if maximum_iterations is None else int(to_full(maximum_iterations, self.session))
+        )
+        variables = keras_private.map_leaves(
+            partial(reduce_partial, session=self.session), variables
+        )
+        goes_on, count = to_full(self.cond(*variables), self.session), 0
         closure_shards = local_tensors(self.tensors, self.session)
         last: _Iteration | None = None
         while goes_on and (most is None or count < most):
             # As long as one program computes them, variables stay local shards: no code reads them.
-            again = last and self.captured.again([*last[0], *closure_shards])
-            last = again or self._next(self._joined(last, variables), follows=count > 0)
+            again = last and self.captured.run_again([*last[0], *closure_shards])
+            last = again or self._next(self._from_shards(last, variables), follows=count > 0)
             goes_on, count = last[2], count + 1
-        return self._joined(last, variables)
+        return self._from_shards(last, variables)
 
     def _next(self, variables: Variables, *, follows: bool) -> "_Iteration":
         """Makes the next variables; it `follows` another iteration."""
@@ -113,9 +117,11 @@ class _Loop:
             with TensorIndices():
                 outputs = self.body(*variables)
                 outputs = outputs if isinstance(outputs, tuple | list) else (outputs,)
-                tensors = [reduced(leaf, self.session) for leaf in keras_private.leaves(outputs)]
+                tensors = [
+                    reduce_partial(leaf, self.session) for leaf in keras_private.leaves(outputs)
+                ]
                 goes_on = self.cond(*keras_private.pack_leaves(variables, tensors))
-                return *to_local(tensors, self.session), full(goes_on, self.session)
+                return *to_local(tensors, self.session), to_full(goes_on, self.session)
 
         with (
             nullcontext() if self.session is None else self.session.strategy.implicit_replication()
@@ -124,7 +130,7 @@ class _Loop:
             iteration: _Iteration = self.captured(step, data, self.session, follows=follows)
             return iteration
 
-    def _joined(self, iteration: "_Iteration | None", variables: Variables) -> Variables:
+    def _from_shards(self, iteration: "_Iteration | None", variables: Variables) -> Variables:
         """Returns the variables that were made, in the nesting of `variables`; these if none."""
         if iteration is None:
             return variables

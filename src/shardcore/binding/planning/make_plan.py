@@ -37,7 +37,7 @@ def make_plan(
 def facts_of(model: object, sessions: Sessions | None) -> LayerFacts:
     """Returns the facts of `model`, a built model or a function that builds one."""
     if isinstance(model, keras.layers.Layer):
-        return _described(model, "the model")
+        return _describe_checked(model, "the model")
     if not callable(model):
         raise PolicyError(
             f"A plan is for a built Keras model or a function that builds one, got {model!r}."
@@ -122,10 +122,10 @@ def _facts_of_built(
     ):
         with building:
             built = build()
-        return _described(built, f"what {name} returned")
+        return _describe_checked(built, f"what {name} returned")
 
 
-def _described(model: object, what: str) -> LayerFacts:
+def _describe_checked(model: object, what: str) -> LayerFacts:
     if not isinstance(model, keras.layers.Layer):
         raise PolicyError(f"{what} is {type(model).__name__}, expected a Keras model.")
     if not model.built or not model.variables:

@@ -34,13 +34,13 @@ def runs_of(graph: keras.Function) -> tuple[tuple[str, ...], ...]:
             users.setdefault(id(tensor), []).append(node)
     final = {id(tensor) for tensor in graph.outputs}
 
-    def after(node: Any) -> Any:
+    def only_reader(node: Any) -> Any:
         """Returns the only call that reads the output of `node`; None if there is not one."""
         readers = users.get(id(node.outputs[0]), [])
         alone = len(node.outputs) == 1 and len(readers) == 1 and id(node.outputs[0]) not in final
         return readers[0] if alone and calls[id(node.operation)] == 1 else None
 
-    following = {id(node): after(node) for node in nodes}
+    following = {id(node): only_reader(node) for node in nodes}
     joined = {
         id(node): following[id(node)]
         for node in nodes

@@ -33,7 +33,7 @@ def parallelize(module: Any, mesh: MeshLike, rules: RulesLike, sessions: Session
     torch_state.agree(module, session)
     tensors = [*module.named_parameters(), *module.named_buffers()]
     stored = {
-        id(tensor): torch_state.stored(tensor, name, layouts.get(id(tensor)), session)
+        id(tensor): torch_state.store_tensor(tensor, name, layouts.get(id(tensor)), session)
         for name, tensor in tensors
     }
     torch_state.replace_tensors(module, stored)
@@ -127,7 +127,7 @@ class ModuleEdge:
     def _enter(self, _module: torch.nn.Module, args: object, kwargs: object) -> tuple[Any, Any]:
         if keras_private.is_symbolic():
             return args, kwargs
-        entered: tuple[Any, Any] = keras_private.map_tensors(self._promoted, (args, kwargs))
+        entered: tuple[Any, Any] = keras_private.map_tensors(self._promote, (args, kwargs))
         return entered
 
     def _leave(self, _module: torch.nn.Module, _args: object, outputs: object) -> Any:
@@ -138,7 +138,7 @@ class ModuleEdge:
             lambda tensor: lay_out(tensor, self.output, what, self.session), outputs
         )
 
-    def _promoted(self, tensor: torch.Tensor) -> Any:
+    def _promote(self, tensor: torch.Tensor) -> Any:
         """Returns a plain tensor as a replicated one, and reduces the gradient of any tensor."""
         if not self.session.strategy.owns(tensor):
             replicated = Layout.replicated(self.session.mesh, tensor.ndim)

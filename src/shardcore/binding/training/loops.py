@@ -35,7 +35,7 @@ def join_rows(layer: Layer, call: Call, session: Session) -> Call:
     """
     if session.distribution.auto_shard_dataset or not isinstance(layer, Model):
         return call
-    joined: Call = _joined(call, session)
+    joined: Call = _join_rows(call, session)
     return joined
 
 
@@ -52,11 +52,11 @@ def loss(
     if session is not None and is_in_loop(session, sessions):
         is_shared = session.distribution.auto_shard_dataset
         if not is_shared and any(map(session.strategy.owns, keras_private.leaves(y_pred))):
-            y_true, sample_weight = _joined((y_true, sample_weight), session)
+            y_true, sample_weight = _join_rows((y_true, sample_weight), session)
     return original(function, y_true, y_pred, sample_weight)
 
 
-def _joined(data: object, session: Session) -> Any:
+def _join_rows(data: object, session: Session) -> Any:
     """Returns `data` as a part of the global batch, unless the user has laid out a part of it."""
     leaves = keras_private.leaves(data)
     if any(map(session.strategy.owns, leaves)) or not any(map(_has_rows, leaves)):

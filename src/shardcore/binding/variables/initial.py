@@ -49,7 +49,7 @@ class NewShard:
         """The shape of this rank's shard."""
         return self.layout.local_shape(self.shape, self.session.world.position)
 
-    def joined(self, shard: torch.Tensor) -> torch.Tensor:
+    def join(self, shard: torch.Tensor) -> torch.Tensor:
         """Returns the sharded tensor of the shards of all ranks."""
         return self.session.from_local(shard, self.layout, self.shape)
 
@@ -64,7 +64,7 @@ def initialize(sessions: Sessions, original: Original, new: Variable, initialize
     shard = NewShard(session, shape, variable.ruled_layout(new, session))
     if call in _NUMBERS and not numpy.ndim(getattr(initializer, "value", 0)):
         drawn = keras_private.initial_value(new, initializer, shard.local_shape)
-        keras_private.initialize(new, shard.joined(drawn))
+        keras_private.initialize(new, shard.join(drawn))
         return
     if call in _DRAWS and _can_be_drawn(shard.layout):
         sessions.shard_being_drawn = shard
@@ -94,7 +94,7 @@ def draw(
     seed = kwargs.pop("seed")
     generator = keras_private.generator_of(seed)
     if generator is None:  # nothing has values
-        return new.joined(original(new.local_shape, *args, seed=seed, **kwargs))
+        return new.join(original(new.local_shape, *args, seed=seed, **kwargs))
     held = new.layout.slices(new.shape, new.session.world.position)
     shard = torch.empty(())
     for number, piece in enumerate(pieces(new.shape, PIECE)):
@@ -104,4 +104,4 @@ def draw(
             shard = drawn.new_empty(new.local_shape)
         source, target = overlap(piece, held)
         shard[target] = drawn[source]
-    return new.joined(shard)
+    return new.join(shard)

@@ -14,7 +14,7 @@ from shardcore.domain.layout import Layout
 from shardcore.ports.strategy import NewVariable
 
 
-def stored(
+def store_tensor(
     tensor: torch.Tensor, path: str, layout: Layout | None, session: Session
 ) -> torch.Tensor:
     """Returns the strategy's tensor for a plain parameter or buffer, equal on all ranks.
@@ -34,7 +34,7 @@ def stored(
 def buffers(wrapper: TorchModuleWrapper, session: Session) -> dict[int, torch.Tensor]:
     """Returns the plain buffers of a wrapped module, replicated, by the `id` of each."""
     return {
-        id(buffer): stored(buffer, f"{wrapper.path}/{name.replace('.', '/')}", None, session)
+        id(buffer): store_tensor(buffer, f"{wrapper.path}/{name.replace('.', '/')}", None, session)
         for name, buffer in wrapper.module.named_buffers()
         if not session.strategy.owns(buffer)
     }

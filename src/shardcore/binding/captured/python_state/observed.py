@@ -47,7 +47,7 @@ class ObservedCalls:
     _known_names: dict[CodeType, Names] = attrs.field(factory=dict, init=False)
 
     @contextmanager
-    def observed(self) -> Iterator[Observer]:
+    def observe(self) -> Iterator[Observer]:
         """Notes what this thread calls while the observer is enabled."""
         with _profile() as profile:
             yield profile
