@@ -93,7 +93,7 @@ def _measured(build, mesh, policy):
     for _ in range(2):
         model.train_on_batch(*batch)
     model.zero_grad()
-    local = bootstrap.installation().binding.sessions.current().strategy.local
+    local = bootstrap.installation().binding.sessions.current().strategy.to_local
     kept = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
     storages = {id(each): local(each._value).untyped_storage() for each in kept}
     stored = sum(each.nbytes() for each in storages.values())
