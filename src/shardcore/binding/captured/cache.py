@@ -15,7 +15,7 @@ from shardcore.binding.context.session import Session
 from shardcore.domain.steps.capture import Event, GuardFailed, Payback, Progress, State
 from shardcore.ports.capture import Program, StepTrace
 
-# After so many runs traces without a program are dropped: they hold copies of small tensors.
+# Traces without a program are dropped after this many runs: they hold copies of small tensors.
 _MANY_RUNS = 1000
 
 

@@ -1,4 +1,4 @@
-"""The closures of functions that each call makes, such as the body of a loop."""
+"""The closures of functions that each call makes, such as the body of a loop (ADR 32)."""
 
 from collections.abc import Iterator
 from types import CodeType, FunctionType, MethodType

@@ -42,7 +42,7 @@ def to_local(values: Sequence[Any], session: Session | None) -> tuple[list[Any],
 def from_local(
     shards: Sequence[object], forms: Sequence[Form], session: Session | None
 ) -> list[Any]:
-    """Returns the values of which `to_local` gave local shards and forms."""
+    """Joins local shards to the values that `to_local` split, by their forms."""
     return [_from_local(shard, form, session) for shard, form in zip(shards, forms, strict=True)]
 
 

@@ -9,7 +9,7 @@ from shardcore.reporting.logs import log_of
 
 logger = log_of("capture")
 
-# Recording says what it does once it has taken longer than this (seconds).
+# A recording that takes longer than this (seconds) logs what it does.
 PATIENCE = 2.0
 
 

@@ -1,4 +1,4 @@
-"""Runs a step from a program where it can, and else eagerly, to record it.
+"""Runs a step from a program where it can, and else eagerly, to record it (ADR 16).
 
 The states of a step, and what leads from one to another, are in `domain.steps.capture`.
 """

@@ -1,4 +1,4 @@
-"""Patches: `BackupAndRestore`. The file of the weights has all that a resumed run needs.
+"""Patches: `BackupAndRestore`. The file of the weights has all that a resumed run needs (ADR 35).
 
 Keras writes the epoch into a second file: after a crash between the two, an epoch would be trained
 twice. And it begins the epoch again that it has saved in the middle.

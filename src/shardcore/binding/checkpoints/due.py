@@ -50,7 +50,7 @@ class Due:
         return self._by_minutes(step) or by_steps
 
     def after_epoch(self, epochs: int) -> bool:
-        """Returns whether a checkpoint is due after so many epochs."""
+        """Returns whether a checkpoint is due after this many epochs."""
         return self.epochs is not None and epochs % self.epochs == 0
 
     def _by_minutes(self, step: int) -> bool:

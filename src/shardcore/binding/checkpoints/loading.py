@@ -1,4 +1,4 @@
-"""The loading of a checkpoint: everything is checked on all ranks, then values are read."""
+"""Loads a checkpoint: everything is checked on all ranks, then values are read (ADR 31)."""
 
 import hashlib
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The saving of a checkpoint: the main thread copies, other threads write, all ranks agree."""
+"""Saves a checkpoint: the main thread copies, other threads write, all ranks agree (ADR 31)."""
 
 import threading
 from collections.abc import Callable, Iterable, Mapping

@@ -63,7 +63,7 @@ def raise_on_all_ranks(
 
 
 def raise_on_calling_ranks(work: Callable[[], None], what: str, sessions: Sessions) -> None:
-    """Does `work` on one of the ranks that come; if it fails, raises its error on all that come.
+    """Does `work` on one of the ranks that call this; if it fails, raises its error on them all.
 
     Messages name it `what`, as those of `raise_on_all_ranks` do.
     """
@@ -120,9 +120,9 @@ def check_other_ranks(sessions: Sessions) -> None:
 
 
 def _gather_errors(own: Exception | None, processes: Processes) -> list[Exception | None]:
-    """Returns the error of each rank; one of a rank that came to another call is raised there too.
+    """Returns the error of each rank.
 
-    If the ranks do not come together, this rank's own error came first.
+    If a rank is in another call, this raises: this rank's own error, which came first, if any.
     """
     try:
         return processes.gather(own)

@@ -121,7 +121,7 @@ class Sessions:
         edges: The edges of torch modules.
         collective_work: The collective work that runs now, None without any.
         is_writer: Whether this rank writes the files of the callback that runs now; None without.
-        weights_file_attributes: Those of the file of weights that a callback saves now.
+        weights_file_attributes: Attributes for the file of weights that a callback saves now.
         arrays: The memory of the tensors of sample-weight arrays, of steps on one device.
         shard_being_drawn: The shard of a new variable that is drawn in pieces now, or None.
         planning: The thread on which a model is built for a plan now, None without one.

@@ -1,4 +1,4 @@
-"""Global batches, sharded over the batch axis, from the arrays of each process.
+"""Global batches, sharded over the batch axis, from the arrays of each process (ADR 5).
 
 The patch here is the mask of a loss, by which Keras multiplies sample weights in place. On one
 device this changes a tensor of weights: the metrics of the step see the product. It does not change

@@ -1,4 +1,4 @@
-"""Patches: files. One rank writes; all ranks all-gather one variable at a time."""
+"""Patches: files. One rank writes; all ranks all-gather one variable at a time (ADR 11)."""
 
 import io
 import os

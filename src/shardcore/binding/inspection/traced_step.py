@@ -150,7 +150,7 @@ def rows_of(batch: object) -> int:
 
 
 def _with_rows(batch: Any, rows: int) -> Any:
-    """Returns a batch of so many rows, each the first one."""
+    """Returns a batch of `rows` rows, each a copy of the first."""
 
     def repeat_first_row(leaf: Any) -> Any:
         if leaf is None:

@@ -1,4 +1,4 @@
-"""A train step that runs on tensors without values, while tracers watch it."""
+"""A train step that runs on tensors without values, while tracers watch it (ADR 39)."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -1,4 +1,4 @@
-"""The module of keras-hub that exports models, which is imported by the first export."""
+"""The module of keras-hub that exports models, which is imported by the first export (ADR 45)."""
 
 import builtins
 import sys

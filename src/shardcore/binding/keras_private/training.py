@@ -191,7 +191,7 @@ def thread_name_of(callbacks: CallbackList) -> str:
 
 
 def sort_callbacks(callbacks: CallbackList) -> None:
-    """Brings those with the attribute `comes_last` behind the others, whose states they save."""
+    """Moves callbacks with the attribute `comes_last` behind the others, whose states they save."""
     callbacks.callbacks.sort(key=lambda callback: getattr(callback, "comes_last", False))
 
 
@@ -253,7 +253,7 @@ def progress_of(callback: BackupAndRestore) -> tuple[int, int]:
 
 
 def set_progress(callback: BackupAndRestore, epoch: int, steps: int) -> None:
-    """Lets a `BackupAndRestore` have seen so many steps of an epoch, and nothing unsaved."""
+    """Sets the epoch and the steps that a `BackupAndRestore` has seen, and leaves none unsaved."""
     callback._current_epoch = epoch
     callback._last_batch_seen = max(steps - 1, 0)
     callback._batches_seen_since_last_saving = 0

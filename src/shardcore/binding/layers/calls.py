@@ -122,7 +122,7 @@ def model_inputs(session: Session, original: Original, model: object, inputs: ob
 
 
 def lay_out(tensor: torch.Tensor, layout: Layout | None, what: str, session: Session) -> Any:
-    """Returns `tensor` in `layout`, or reduced if that is None."""
+    """Returns `tensor` in `layout`, or reduced if that is None (ADR 4)."""
     if layout is not None:
         layout.fitting(tensor.shape, what)
     laid_out = session.strategy.redistribute(tensor, layout)

@@ -37,11 +37,11 @@ def capture_prompts(
 
 @attrs.frozen(eq=False)
 class _Prompt:
-    """The method of one model that fills the cache, as an attribute that stands before it.
+    """The method of one model that fills the cache, as an attribute that shadows it.
 
     Args:
         model: The model.
-        sessions: Those of the installation.
+        sessions: The sessions of the installation.
         capture: Records, and makes programs.
         captured: Runs the method.
     """
@@ -58,7 +58,7 @@ class _Prompt:
         session = self.sessions.current()
         if not (
             may_capture(session, self.sessions, self.capture)
-            and _is_like_others(arguments, session)
+            and _need_no_exchange(arguments, session)
         ):
             return method(*args, **kwargs)
 
@@ -86,8 +86,8 @@ def may_capture(
     )
 
 
-def _is_like_others(arguments: object, session: Session | None) -> bool:
-    """Whether arguments are tensors and numbers, of which each rank has all rows or its own."""
+def _need_no_exchange(arguments: object, session: Session | None) -> bool:
+    """Returns whether arguments are tensors and numbers whose rows need no exchange of counts."""
     leaves = keras_private.leaves(arguments)
     if not all(isinstance(leaf, (torch.Tensor, *PLAIN)) for leaf in leaves):
         return False

@@ -1,4 +1,4 @@
-"""Patch: `ops.while_loop` outside training, as in `generate()`: iterations are captured steps."""
+"""Patch: `ops.while_loop` outside training, as in `generate()`: captured iterations (ADR 32)."""
 
 from collections.abc import Callable
 from contextlib import nullcontext

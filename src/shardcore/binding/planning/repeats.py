@@ -1,4 +1,4 @@
-"""Repeated blocks of a model: equal layers in a row, which are traced once."""
+"""Repeated blocks of a model: equal layers in a row, which are traced once (ADR 46)."""
 
 from collections.abc import Callable, Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType

@@ -1,4 +1,4 @@
-"""Patches: the points of a `fit` that all ranks pass together, and may end at.
+"""Patches: the points of a `fit` that all ranks pass together, and may end at (ADR 54).
 
 After SIGTERM to one rank all ranks save at one of them, and end. A rank that ends its `fit` alone,
 by `stop_training`, is found there.
@@ -15,7 +15,7 @@ from shardcore.binding.types import Original
 
 @attrs.frozen
 class Ends:
-    """The hooks of a list of callbacks, after each of which the ranks are at one place."""
+    """The hooks of a list of callbacks, after each of which the ranks are at the same point."""
 
     sessions: Sessions
 

@@ -1,4 +1,4 @@
-"""Patches: the update of a `LossScaleOptimizer`, which reads nothing on the host.
+"""Patches: the update of a `LossScaleOptimizer`, which reads nothing on the host (ADR 56).
 
 Keras asks on the host whether all gradients are finite, and then takes a branch. Here both branches
 run, and tensors on the device choose which writes count.

@@ -75,7 +75,7 @@ class Steps:
         if session is None or session.mesh.size == 1:
             return nullcontext()
         if name.endswith("_on_batch") and trainer in session.checked:
-            return nullcontext()  # a step of a loop, whose ranks have met in the first one
+            return nullcontext()  # a step of a loop, whose first step had the barrier
         epochs = ", ".join(f"{option}={options[option]}" for option in _EPOCHS if option in options)
         return self.sessions.collective_call(f"{name}({epochs}) of model {trainer.name!r}")
 

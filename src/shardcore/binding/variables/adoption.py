@@ -1,4 +1,4 @@
-"""Lays out models, optimizers and metrics that were made before the distribution was set."""
+"""Lays out models, optimizers and metrics that were made before the distribution (ADR 29)."""
 
 from collections.abc import Callable, Iterable
 
@@ -20,7 +20,7 @@ def assign(
 ) -> None:
     """Replaces `Variable._direct_assign`; lays out the variable for the value of a step.
 
-    A metric or a seed generator that was made before the distribution meets it there.
+    A metric or a seed generator that was made before the distribution is laid out here.
     """
     if sessions.are_open() and stored_layout(target) is None:
         session = sessions.current()

@@ -1,4 +1,4 @@
-"""Patches: initial values of large variables; a rank makes only its shard.
+"""Patches: initial values of large variables; a rank makes only its shard (ADR 34).
 
 It draws all random numbers, in pieces, and keeps its own.
 """
@@ -85,7 +85,7 @@ def draw(
 ) -> torch.Tensor:
     """Replaces `normal`, `truncated_normal` and `uniform`: draws a variable in creation in pieces.
 
-    Their generator is asked for once, so that the pieces have the numbers of one draw.
+    All pieces are drawn from one generator, so that they have the numbers of one draw.
     """
     new: NewShard | None = sessions.shard_being_drawn
     if new is None or tuple(shape) != new.shape:

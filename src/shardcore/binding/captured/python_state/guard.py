@@ -1,4 +1,4 @@
-"""The guard of a captured step: what Python held when the step was recorded is still held."""
+"""The guard of a captured step: Python still holds what it held at the recording (ADR 27)."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -48,7 +48,7 @@ class PythonGuard:
             called: The functions that its steps call.
             capture: Knows the hooks of torch.
             local: Returns this rank's plain tensor of a tensor.
-            closures: Those of the step, if each call makes another function.
+            closures: The closures of the step, if each call makes another function.
 
         Raises:
             NotCaptured: If the step reads what cannot be compared.
@@ -65,7 +65,7 @@ class PythonGuard:
         A change of any other would not be seen.
 
         Raises:
-            NotCaptured: If one is held by none.
+            NotCaptured: If nothing holds one of them.
         """
         for tensor in tensors:
             if not isinstance(tensor, torch.Tensor) or memory_of(tensor) in self.memories:

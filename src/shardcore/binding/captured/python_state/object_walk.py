@@ -37,7 +37,7 @@ from shardcore.domain.steps.capture import NotCaptured
 # The most objects that one guard compares: more take longer than the step.
 _MOST_OBJECTS = 300_000
 _IMMUTABLE = (tuple, frozenset)
-# What is said of an object of Keras or torch that has got or lost an attribute.
+# The message for an object of Keras or torch that has gained or lost an attribute.
 NEW_ATTRIBUTES = "new attributes"
 _BASES = attrgetter("__bases__", "__mro__")
 _FACTORY: Any = vars(defaultdict)["default_factory"]

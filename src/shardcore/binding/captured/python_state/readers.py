@@ -49,7 +49,7 @@ def read_or_none(holder: Any, owner: Any) -> Any:
 
 
 def identity(reference: Any) -> int | None:
-    """Returns the identity of what a weak reference refers to; None if that has gone."""
+    """Returns the identity of what a weak reference refers to; None if that was freed."""
     target = reference()
     return None if target is None else id(target)
 

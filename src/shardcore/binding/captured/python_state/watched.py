@@ -163,7 +163,7 @@ class WatchedValues:
                 and list(map(self.metadata_of, self._leaves)) == self._leaf_states
                 and False not in [copy() == then for _, copy, then in self._contents]
             )
-        # A key has gone; a container changes meanwhile; the bases of a class were replaced.
+        # A key was deleted; a container changes meanwhile; the bases of a class were replaced.
         except (KeyError, RuntimeError, TypeError):
             return False
 
