@@ -6,6 +6,7 @@ twice. And it begins the epoch again that it has saved in the middle.
 
 import json
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -145,7 +146,9 @@ def _read_same_backup(
     return read[0]
 
 
-def _run_collectively(work: Any, what: str, session: Session | None, sessions: Sessions) -> None:
+def _run_collectively(
+    work: Callable[[], None], what: str, session: Session | None, sessions: Sessions
+) -> None:
     if session is None or session.mesh.size == 1:
         work()
     else:

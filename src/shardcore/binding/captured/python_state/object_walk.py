@@ -98,7 +98,7 @@ class ObjectWalk(abc.ABC):
             self._add_contents(value, name)
             self._add_object(value, name)
 
-    def _add(self, value: Any, name: str) -> None:
+    def _add(self, value: object, name: str) -> None:
         """Puts a value on the list of what is to be visited."""
         if type(value) not in objects.PLAIN_TYPES and id(value) not in self.visited:
             self.visited[id(value)] = value

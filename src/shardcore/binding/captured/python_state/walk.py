@@ -118,7 +118,7 @@ class _StepWalk(ObjectWalk):
             self._add(part, f"{type(part).__name__} of the model")
         self._visit_pending()
 
-    def visit_objects(self, values: Iterable[Any]) -> None:
+    def visit_objects(self, values: Iterable[object]) -> None:
         """Visits objects that may not be the model's."""
         for value in values:
             self._add(value, f"{type(value).__name__} in a closure")

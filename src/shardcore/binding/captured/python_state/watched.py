@@ -112,7 +112,7 @@ class WatchedValues:
             self._empty.append((name, container))
             self._empties.append(container)
 
-    def add_class(self, owner: Any, name: str) -> None:
+    def add_class(self, owner: object, name: str) -> None:
         """Adds the class of an object."""
         self._owners.append(owner)
         self._kinds.append(type(owner))
@@ -138,7 +138,7 @@ class WatchedValues:
         for hooks in filter(None, state[1:]):
             self.add_size(hooks, f"the hooks of {name}")
 
-    def add_memory(self, tensor: Any, name: str) -> None:
+    def add_memory(self, tensor: object, name: str) -> None:
         """Adds the memory of a tensor: `x.data = value` gives a sharded one another local shard."""
         self.tensors.append(tensor)
         if "part" in vars(tensor):
