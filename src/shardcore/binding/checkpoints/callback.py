@@ -72,10 +72,10 @@ class ShardedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
         latest = self.checkpoints.latest(self.directory) if self.resume else None
         if latest is not None:
             self._loading = self.checkpoints.load(latest, self.model)
-            self._go_on(self._loading)
+            self._resume(self._loading)
         self.due.start(self._progress.step)
 
-    def _go_on(self, loading: Loading) -> None:
+    def _resume(self, loading: Loading) -> None:
         """Restores the progress and the position in the data from a checkpoint."""
         training = loading.index.state.get("training")
         if training is None:
@@ -156,7 +156,7 @@ class ShardedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
         training = {
             "epoch": self._progress.epoch,
             "of_epoch": self._progress.of_epoch,
-            "place": None if saved is None or self._starts_again() else saved.to_json(),
+            "place": None if saved is None or self._restarts_data() else saved.to_json(),
             "callbacks": states,
         }
         session = self.checkpoints.sessions.current()
@@ -173,7 +173,7 @@ class ShardedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
         if not self.asynchronous:
             self.finish()
 
-    def _starts_again(self) -> bool:
+    def _restarts_data(self) -> bool:
         """Returns whether the next epoch makes a new iterator of the data."""
         return not self._progress.of_epoch and not self._position.goes_on
 

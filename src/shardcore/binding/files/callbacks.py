@@ -18,7 +18,7 @@ from shardcore.binding import keras_private
 from shardcore.binding.context.collective_errors import raise_on_all_ranks
 from shardcore.binding.context.session import Session, Sessions
 from shardcore.binding.files.atomic import atomically_written
-from shardcore.binding.files.saving import canonical_path, first_of
+from shardcore.binding.files.saving import canonical_path, is_first_writer
 from shardcore.binding.types import Original
 from shardcore.domain.errors import OtherRankFailed, StrategyError, name_file
 
@@ -69,7 +69,9 @@ def _writing(callback: Callback, session: Session, sessions: Sessions) -> Iterat
     """Opens a context in which the first rank of each path writes files. A collective."""
     path = keras_private.path_of_files(callback)
     is_writer = (
-        session.processes.rank == 0 if path is None else first_of(canonical_path(path), session)
+        session.processes.rank == 0
+        if path is None
+        else is_first_writer(canonical_path(path), session)
     )
     vars(callback)["_shardcore_is_writer"] = is_writer
     before, sessions.is_writer = sessions.is_writer, is_writer

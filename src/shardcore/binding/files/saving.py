@@ -158,7 +158,7 @@ def _save(
         raise_on_calling_ranks(save, what, sessions)
         return
     session.processes.barrier("saving a model")
-    is_writer = first_of(canonical_path(path), session)
+    is_writer = is_first_writer(canonical_path(path), session)
 
     def work() -> None:
         save() if is_writer else attend()
@@ -180,7 +180,7 @@ def canonical_path(path: str) -> str:
     return path if keras_private.is_remote(path) else os.path.realpath(path)
 
 
-def first_of(path: str, session: Session) -> bool:
+def is_first_writer(path: str, session: Session) -> bool:
     """Returns whether this rank is the first that writes to `path`. A collective."""
     return session.processes.gather(path).index(path) == session.processes.rank
 
@@ -218,7 +218,7 @@ def export(
             keras_private.print_message(f"Saved the exported model at '{path}'.")
 
     session.processes.barrier("exporting a model")
-    is_writer = first_of(canonical_path(path), session)
+    is_writer = is_first_writer(canonical_path(path), session)
     with _unsharded(model, session, is_writer):
         raise_on_all_ranks(work, f"export {path!r}", session, sessions)
 

@@ -19,7 +19,7 @@ from shardcore.binding.context.collective_errors import (
     raise_on_calling_ranks,
 )
 from shardcore.binding.context.session import Sessions
-from shardcore.binding.files.saving import canonical_path, first_of, sharding_session
+from shardcore.binding.files.saving import canonical_path, is_first_writer, sharding_session
 from shardcore.binding.types import FilePath, Original
 
 
@@ -54,7 +54,7 @@ class TransformersExport:
             return
         what = f"export {canonical_path(str(path))!r}"
         session.processes.barrier("exporting a model for Transformers")
-        self.writes = first_of(canonical_path(str(path)), session)
+        self.writes = is_first_writer(canonical_path(str(path)), session)
         try:
             work = partial(original, model, path, *args, **kwargs)
             raise_on_all_ranks(work, what, session, self.sessions)

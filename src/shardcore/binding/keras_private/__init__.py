@@ -51,10 +51,12 @@ from shardcore.binding.keras_private.process import (
 from shardcore.binding.keras_private.process import make_global_seed as make_global_seed
 from shardcore.binding.keras_private.process import print_message as print_message
 from shardcore.binding.keras_private.process import registered_objects as registered_objects
+from shardcore.binding.keras_private.process import (
+    restored_counts_and_seeds as restored_counts_and_seeds,
+)
 from shardcore.binding.keras_private.process import restored_generators as restored_generators
 from shardcore.binding.keras_private.process import settings as settings
 from shardcore.binding.keras_private.process import torch_device as torch_device
-from shardcore.binding.keras_private.process import unnoticed as unnoticed
 from shardcore.binding.keras_private.process import without_distribution as without_distribution
 from shardcore.binding.keras_private.rebinding import missing as missing
 from shardcore.binding.keras_private.rebinding import replace as replace
@@ -95,7 +97,7 @@ from shardcore.binding.keras_private.training import read_steps as read_steps
 from shardcore.binding.keras_private.training import results_of as results_of
 from shardcore.binding.keras_private.training import run_no_code_of_users as run_no_code_of_users
 from shardcore.binding.keras_private.training import save_backup as save_backup
-from shardcore.binding.keras_private.training import savers as savers
+from shardcore.binding.keras_private.training import save_functions as save_functions
 from shardcore.binding.keras_private.training import saves_at_epochs as saves_at_epochs
 from shardcore.binding.keras_private.training import set_progress as set_progress
 from shardcore.binding.keras_private.training import sort_callbacks as sort_callbacks

@@ -93,7 +93,7 @@ def make_global_seed() -> None:
 
 
 @contextmanager
-def unnoticed() -> Iterator[None]:
+def restored_counts_and_seeds() -> Iterator[None]:
     """Restores Keras' counts of names and its seeds at the end, for a model that is built inside.
 
     No distribution may be set.

@@ -143,7 +143,7 @@ def gives_own_logs(trainer: Model, step: str) -> bool:
 def read_steps(callbacks: CallbackList, phase: str) -> bool:
     """Returns whether one of `callbacks` acts between two steps of a fit or an evaluate."""
     return type(callbacks) is not CallbackList or any(
-        not all(map(is_default, _hooks(callback, phase))) and not _rests(callback, phase)
+        not all(map(is_default, _hooks(callback, phase))) and not _reads_no_step(callback, phase)
         for callback in callbacks.callbacks
     )
 
@@ -211,7 +211,7 @@ def begin_later(
         next(iterator._epoch_iterator)
 
 
-def _rests(callback: Callback, phase: str) -> bool:
+def _reads_no_step(callback: Callback, phase: str) -> bool:
     """Returns whether its hooks between steps read no results, or do nothing."""
     if getattr(callback, "reads_no_results", False):
         return True
@@ -282,7 +282,7 @@ def weights_path(callback: BackupAndRestore) -> str:
     return str(callback._weights_path)
 
 
-def savers(callbacks: CallbackList) -> list[Callable[[], None]]:
+def save_functions(callbacks: CallbackList) -> list[Callable[[], None]]:
     """Returns the functions of callbacks that save now all that a resumed fit needs."""
     backups = [c for c in callbacks.callbacks if isinstance(c, BackupAndRestore)]
     ours = [c.save_here for c in callbacks.callbacks if hasattr(c, "save_here")]

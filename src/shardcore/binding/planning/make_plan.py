@@ -116,7 +116,7 @@ def _facts_of_built(
     """Returns the facts of the model that function `name` builds in the context `values`."""
     with (
         keras_private.without_distribution(),
-        keras_private.unnoticed(),
+        keras_private.restored_counts_and_seeds(),
         keras_private.repeating_shapes(),
         values,
     ):
@@ -170,7 +170,7 @@ def describe(model: keras.Layer) -> LayerFacts:
             _config(layer),
             tuple(map(_variable, variables)),
             below,
-            None if graph is None else _feeds(graph),
+            None if graph is None else _edges(graph),
             tuple(keras_private.producer_of(output).name for output in outputs),
             _path(layer),
             _input_shape(layer),
@@ -201,7 +201,7 @@ def _input_shape(layer: keras.Operation) -> tuple[int | None, ...] | None:
     return shape if is_shape else None
 
 
-def _feeds(graph: keras.Function) -> tuple[tuple[str, str], ...]:
+def _edges(graph: keras.Function) -> tuple[tuple[str, str], ...]:
     inside = set(map(id, graph.operations))
     pairs = (
         (parent.operation.name, node.operation.name)

@@ -121,8 +121,8 @@ class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
             return
         raise RuleError(
             f"No rule of the plan matches a variable of model {model_name!r}: the plan was made "
-            f"for {_some(variable.path for variable in self._variables)}, the model has "
-            f"{_some(paths)}. "
+            f"for {_first_three(variable.path for variable in self._variables)}, the model has "
+            f"{_first_three(paths)}. "
             "Keras numbers generated names, so a second build has other paths: plan by the "
             "function that builds the model, shardcore.plan(build, mesh), then call build(), or "
             "name the model and its layers. A model from a file has other paths too, if it is a "
@@ -147,6 +147,6 @@ class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
         return self.report().table()
 
 
-def _some(paths: Iterable[str]) -> str:
+def _first_three(paths: Iterable[str]) -> str:
     listed = list(paths)
     return ", ".join(listed[:3]) + (", ..." if len(listed) > 3 else "")

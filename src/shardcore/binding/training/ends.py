@@ -23,7 +23,7 @@ class Ends:
         """Opens the points of a fit whose callbacks are known; a fit inside of it has none."""
         session = self.sessions.current()
         if session is not None and session.mesh.size > 1 and self.sessions.runs == [run]:
-            saves = bool(keras_private.savers(run.callbacks))
+            saves = bool(keras_private.save_functions(run.callbacks))
             run.at_end.enter_context(session.processes.points(saves))
 
     def batch_end(
@@ -77,7 +77,7 @@ class Ends:
     def _pass_point(self, run: TrainerRun, steps: int) -> None:
         def save() -> None:
             run.ends_after = steps
-            for save in keras_private.savers(run.callbacks):
+            for save in keras_private.save_functions(run.callbacks):
                 save()
 
         self.sessions.processes.pass_point(save)

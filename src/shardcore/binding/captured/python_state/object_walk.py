@@ -253,7 +253,7 @@ class ObjectWalk(abc.ABC):
             noun = NEW_ATTRIBUTES if is_library else "attributes"
             self.watched.add_size(attributes, f"{noun} of {title}")
         else:
-            self.watched.add_content(partial(_lasting, attributes), f"attributes of {title}")
+            self.watched.add_content(partial(_count, attributes), f"attributes of {title}")
 
     def _add_class(self, kind: type) -> None:
         """Adds the attributes of a class that is not a library's."""
@@ -294,6 +294,6 @@ def _title(owner: Any, attributes: dict[str, Any], name: str) -> str:
     return f"{type(owner).__name__} {own!r}" if isinstance(own, str) else name
 
 
-def _lasting(attributes: dict[str, Any]) -> int:
+def _count(attributes: dict[str, Any]) -> int:
     """Returns the number of attributes of a model, without those in which it notes its runs."""
     return len(attributes) - len(keras_private.RUNS_NOTED & attributes.keys())
