@@ -67,7 +67,7 @@ def _check(variable: keras.Variable, session: Session) -> VariableCheck:
             fits = same_part and not gradient.partial
         value = rank_consistency.digest(full)
     everyone = session.processes.gather((stored, value, fits))
-    all_fit = [each_fits for _, _, each_fits in everyone]
+    all_fit = [fits_there for _, _, fits_there in everyone]
     return VariableCheck(
         path=variable.path,
         rule=variable._shardcore_rule.key if variable._shardcore_rule else None,
@@ -76,7 +76,7 @@ def _check(variable: keras.Variable, session: Session) -> VariableCheck:
         local_shape=tuple(local.shape),
         bytes_here=bytes_here,
         bytes_full=full.nbytes,
-        stored=all(each[:2] == (True, value) for each in everyone),
+        stored=all(facts[:2] == (True, value) for facts in everyone),
         gradient=None if gradient is None else str(gradient),
         gradient_fits=None if None in all_fit else all(all_fit),
         stale=rules_report.stale_rule(variable, session),
