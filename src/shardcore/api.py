@@ -175,9 +175,9 @@ def agree(value: object, how: Literal["any", "all", "rank 0"] = "any") -> Any:
         >>> shardcore.agree(3 > 5, "any"), shardcore.agree("step-00000012", "rank 0")
         (False, 'step-00000012')
     """
-    from shardcore.binding.context.rank_consistency import agreed
+    from shardcore.binding.context.rank_consistency import agree as agree_on_value
 
-    return agreed(value, how, _sessions().processes)
+    return agree_on_value(value, how, _sessions().processes)
 
 
 def launch(

@@ -80,13 +80,13 @@ class _Warnings(logging.Handler):
 def watch() -> Observed:
     """Observes the steps of this process from now on."""
     observed = Observed()
-    ran = captured_step.CacheEntry.ran
+    ran = captured_step.CacheEntry.note_run
 
     def noted(attempt: Any, program: Any) -> None:
         observed.replayed += 1
         ran(attempt, program)
 
-    captured_step.CacheEntry.ran = noted
+    captured_step.CacheEntry.note_run = noted
     logger = logging.getLogger("shardcore.capture")
     logger.addHandler(_Warnings(observed))
     logger.setLevel(logging.WARNING)

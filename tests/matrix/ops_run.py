@@ -88,7 +88,7 @@ def run_case(
 def _outcome(tensors, world, call, function, case, values, chosen, expected, read) -> Outcome:
     counting.begin()
     try:
-        with tensors.scope():
+        with tensors.implicit_replication():
             placed = [
                 place(tensors, world, value, wanted)
                 for value, wanted in zip(values, chosen, strict=True)

@@ -75,7 +75,7 @@ def place(
         part = part * 2 if _coordinate(world, axis) == 0 else -part
         # The last rank of a larger axis would be counted again.
         assert wanted.mesh.axis_size(axis) == 2
-    return tensors.join(torch.tensor(np.array(part)), wanted, value.shape)
+    return tensors.from_local(torch.tensor(np.array(part)), wanted, value.shape)
 
 
 def _coordinate(world: World, axis: str) -> int:

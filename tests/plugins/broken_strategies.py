@@ -21,7 +21,7 @@ class StoresWhole(ShardedStrategy):
     def create(self, value, storage, variable):
         position = self.tensors.world.position
         view = value[storage.slices(value.shape, position)]  # and it keeps what it is a view of
-        return self.tensors.join(view, storage, tuple(value.shape))
+        return self.tensors.from_local(view, storage, tuple(value.shape))
 
 
 class ForgetsLayout(ShardedStrategy):
@@ -42,10 +42,10 @@ class ReadsItsPart(ShardedStrategy):
 
 class AssignsOnRank0(ShardedStrategy):
     def assign(self, stored, value):
-        here = self.local(stored).clone()
+        here = self.to_local(stored).clone()
         super().assign(stored, value)
         if self.tensors.world.position:
-            self.local(stored).copy_(here)
+            self.to_local(stored).copy_(here)
 
 
 class LosesTheRest(ShardedStrategy):
@@ -56,19 +56,19 @@ class LosesTheRest(ShardedStrategy):
 
 
 class JoinsZeros(ShardedStrategy):
-    def join(self, part, layout, shape):
-        return super().join(part * (self.tensors.world.position == 0), layout, shape)
+    def from_local(self, part, layout, shape):
+        return super().from_local(part * (self.tensors.world.position == 0), layout, shape)
 
 
 class LeavesSumsPending(ShardedStrategy):
-    def activation(self, tensor, layout):
-        return tensor if layout is None else super().activation(tensor, layout)
+    def redistribute(self, tensor, layout):
+        return tensor if layout is None else super().redistribute(tensor, layout)
 
 
 class AsksTheOthers(ShardedStrategy):
-    def local(self, tensor):
+    def to_local(self, tensor):
         self.tensors.full_tensor(tensor)
-        return super().local(tensor)
+        return super().to_local(tensor)
 
 
 class KeepsTheFirstAxis(ShardedStrategy):
@@ -78,8 +78,8 @@ class KeepsTheFirstAxis(ShardedStrategy):
 
 
 class AveragesGradients(ShardedStrategy):
-    def track(self, stored, storage):
-        super().track(stored, storage)
+    def redistribute_gradients(self, stored, storage):
+        super().redistribute_gradients(stored, storage)
 
         def average(parameter):
             parameter.grad /= storage.mesh.axis_size("data")
@@ -88,7 +88,7 @@ class AveragesGradients(ShardedStrategy):
 
 
 class LeavesGradientsPending(ShardedStrategy):
-    def track(self, stored, storage):
+    def redistribute_gradients(self, stored, storage):
         def bring(parameter):  # where its variable is, but for the sums
             pending = self.layout(parameter.grad).partial
             spec = storage.without(*dict(pending)).spec
@@ -100,10 +100,10 @@ class LeavesGradientsPending(ShardedStrategy):
 
 
 class AveragesSums(ShardedStrategy):
-    def activation(self, tensor, layout):
+    def redistribute(self, tensor, layout):
         found = self.layout(tensor)
         pending = found is not None and found.partial
-        return super().activation(tensor, layout) / (found.mesh.size if pending else 1)
+        return super().redistribute(tensor, layout) / (found.mesh.size if pending else 1)
 
 
 class AssignsOwnKindOnly(ShardedStrategy):
@@ -113,9 +113,9 @@ class AssignsOwnKindOnly(ShardedStrategy):
 
 
 class HidesErrors(ShardedStrategy):
-    def scope(self, visiting=False):
+    def implicit_replication(self, forbid_collectives=False):
         sys.excepthook = sys.__excepthook__
-        return super().scope(visiting)
+        return super().implicit_replication(forbid_collectives)
 
 
 class AttachedOne(SingleDeviceStrategy):

@@ -126,7 +126,7 @@ class TorchProcesses:
         """Returns `fact` of every process, in rank order; `what` is the call that needs it."""
         return exchange.gather(fact, what)
 
-    def meet(self, what: str) -> None:
+    def barrier(self, what: str) -> None:
         """Waits until every process has called this with `what`.
 
         Raises:
@@ -140,13 +140,13 @@ class TorchProcesses:
         return exchange.do_once(work, what)
 
     @contextmanager
-    def together(self, what: str) -> Iterator[None]:
+    def collective_call(self, what: str) -> Iterator[None]:
         """Runs the call `what`, which all processes make.
 
         Raises:
-            RankMismatchError: As `meet` does; or if the call failed because a process has ended.
+            RankMismatchError: As `barrier` does; or if the call failed because a process has ended.
         """
-        self.meet(what)
+        self.barrier(what)
         try:
             yield
         except SystemExit as error:

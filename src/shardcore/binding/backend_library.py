@@ -85,7 +85,7 @@ class BackendLibrary:
         target: Layout = layout.backend_layout.fitting(tensor.shape, "A tensor")
         world: World = layout.device_mesh.backend_mesh
         plain = keras.ops.convert_to_tensor(tensor)
-        return self.sessions.strategy(world).activation(plain, target)
+        return self.sessions.strategy(world).redistribute(plain, target)
 
     def _to_backend_mesh(self, device_mesh: keras.distribution.DeviceMesh) -> World:
         self.initialize()

@@ -15,8 +15,8 @@ from shardcore.domain.errors import CheckpointError
 
 
 @attrs.frozen(eq=False)
-class Place:
-    """A place in the data.
+class SavedPosition:
+    """A position in the data, as a checkpoint saves it.
 
     Args:
         made: The state of torch's generator when the iterator was made.
@@ -31,13 +31,13 @@ class Place:
     steps: int
 
     def to_json(self) -> dict[str, object]:
-        """Returns the place as JSON."""
-        made, begun = (each.numpy().tobytes().hex() for each in (self.made, self.begun))
+        """Returns the position as JSON."""
+        made, begun = (state.numpy().tobytes().hex() for state in (self.made, self.begun))
         return {"made": made, "begun": begun, "batches": self.batches, "steps": self.steps}
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> "Place":
-        """Returns the place that `to_json` has written."""
+    def from_json(cls, content: Mapping[str, Any]) -> "SavedPosition":
+        """Returns the position that `to_json` has written."""
         made, begun = (
             torch.frombuffer(bytearray.fromhex(content[name]), dtype=torch.uint8)
             for name in ("made", "begun")
@@ -50,24 +50,24 @@ class DataPosition:
     """The position of a running fit.
 
     Attributes:
-        ahead: The place to which the next iterator goes first; None if it starts at its beginning.
-        metrics: Variables of metrics, and the values that they have at that place.
+        ahead: The position to which the next iterator goes first; None for its beginning.
+        metrics: Variables of metrics, and the values that they have there.
         goes_on: Whether one iterator serves several epochs, as with `steps_per_epoch`.
     """
 
-    ahead: Place | None = None
+    ahead: SavedPosition | None = None
     metrics: list[tuple[Variable, Any]] = attrs.field(factory=list)
     goes_on: bool = attrs.field(default=False, init=False)
     _made: torch.Tensor | None = attrs.field(default=None, init=False)
     _begun: torch.Tensor | None = attrs.field(default=None, init=False)
     _batches: int = attrs.field(default=0, init=False)
 
-    def place(self, steps: int) -> Place | None:
-        """Returns the place now, after `steps` steps of the epoch; None without an iterator."""
+    def saved(self, steps: int) -> SavedPosition | None:
+        """Returns the position now, after `steps` steps of the epoch; None without an iterator."""
         if self._made is None:
             return None
         begun = self._made if self._begun is None else self._begun
-        return Place(self._made, begun, self._batches, steps)
+        return SavedPosition(self._made, begun, self._batches, steps)
 
     def restore_metrics(self) -> None:
         """Gives the metrics their values, once."""
@@ -75,20 +75,20 @@ class DataPosition:
         for variable, value in metrics:
             variable.assign(value)
 
-    def made(self) -> None:
+    def note_iterator(self) -> None:
         """Notes that the iterator is made now."""
         if self.ahead is not None:
             torch.set_rng_state(self.ahead.made)
         self._made, self._begun, self._batches = torch.get_rng_state(), None, 0
 
-    def drawing(self) -> None:
+    def note_drawing(self) -> None:
         """Notes that a batch is drawn now."""
         if self._begun is None:
             if self.ahead is not None:
                 torch.set_rng_state(self.ahead.begun)
             self._begun = torch.get_rng_state()
 
-    def drawn(self) -> None:
+    def note_drawn(self) -> None:
         """Notes that a batch was drawn."""
         self._batches += 1
 
@@ -102,8 +102,8 @@ class Counted:
     _batches: Iterator[object] = attrs.field(factory=lambda: iter(()), init=False)
 
     def __iter__(self) -> "Counted":
-        """Makes the iterator, and draws the batches before the place that is ahead."""
-        self.position.made()
+        """Makes the iterator, and draws the batches before the position that is ahead."""
+        self.position.note_iterator()
         self._batches = iter(self.source)
         ahead = self.position.ahead
         for number in range(0 if ahead is None else ahead.batches):
@@ -119,7 +119,7 @@ class Counted:
 
     def __next__(self) -> object:
         """Returns the next batch."""
-        self.position.drawing()
+        self.position.note_drawing()
         batch = next(self._batches)
-        self.position.drawn()
+        self.position.note_drawn()
         return batch

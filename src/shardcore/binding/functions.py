@@ -14,7 +14,7 @@ from shardcore.binding.data import batches
 from shardcore.binding.keras_private.variables import set_tensor, tensor_of
 from shardcore.binding.torch_modules import wrapper
 from shardcore.binding.variables import adoption
-from shardcore.binding.variables.variable import full_tensor, place
+from shardcore.binding.variables.variable import full_tensor, store_variable
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.layout import Layout
 from shardcore.domain.placements import ReduceOp
@@ -38,20 +38,22 @@ class Functions:
         before = tensor_of(variable)
         keras_private.set_layout(variable, None)
         set_tensor(variable, torch.nn.Parameter(value, requires_grad=before.requires_grad))
-        place(variable, session, None if layout is None else _layout(layout, value, session))
+        store_variable(
+            variable, session, None if layout is None else _layout(layout, value, session)
+        )
         wrapper.follow(variable, before)
 
     def distribute_model(self, model: object) -> None:
         """Lays a model out again by the rules of the distribution that is set."""
         session = self.sessions.required()
-        session.processes.meet(f"distribute_model() of model {getattr(model, 'name', '')!r}")
+        session.processes.barrier(f"distribute_model() of model {getattr(model, 'name', '')!r}")
         adoption.lay_out(rank_consistency.variables_of(model), session, model)
 
     def distribute_tensor(self, tensor: Array, layout: LayoutLike) -> Tensor:
         """Returns `tensor` in `layout`."""
         session = self.sessions.required()
         value: Tensor = keras.ops.convert_to_tensor(tensor)
-        return session.strategy.activation(value, _layout(layout, value, session))
+        return session.strategy.redistribute(value, _layout(layout, value, session))
 
     def all_gather_variable(self, variable: keras.Variable) -> Tensor:
         """Returns the full value as a plain tensor."""
@@ -64,7 +66,7 @@ class Functions:
         tensor = _plain(tensor, "all_reduce", session)
         pending = dict.fromkeys(_axes(axis_name, session), op)
         layout = Layout(session.mesh, (None,) * tensor.ndim, pending)
-        with self._together(f"all_reduce({op!r})", tensor):
+        with self._collective_call(f"all_reduce({op!r})", tensor):
             return _full_tensor_of(tensor, layout, tuple(tensor.shape), session)
 
     def all_gather(self, tensor: Array, dim: int, axis_name: str | None) -> Tensor:
@@ -78,17 +80,17 @@ class Functions:
             )
         dim %= tensor.ndim
         axes = _axes(axis_name, session)
-        spec = tuple(axes if each == dim else None for each in range(tensor.ndim))
+        spec = tuple(axes if index == dim else None for index in range(tensor.ndim))
         shape = list(tensor.shape)
         for axis in axes:
             shape[dim] *= session.mesh.axis_size(axis)
-        with self._together(f"all_gather(axis={dim})", tensor):
+        with self._collective_call(f"all_gather(axis={dim})", tensor):
             return _full_tensor_of(tensor, Layout(session.mesh, spec), tuple(shape), session)
 
-    def _together(self, call: str, tensor: Tensor) -> AbstractContextManager[None]:
+    def _collective_call(self, call: str, tensor: Tensor) -> AbstractContextManager[None]:
         """Opens a context for a collective: all ranks make the same call, on equal shapes."""
         kind = str(tensor.dtype).removeprefix("torch.")
-        return self.sessions.together(f"{call} of a tensor of {tuple(tensor.shape)} {kind}")
+        return self.sessions.collective_call(f"{call} of a tensor of {tuple(tensor.shape)} {kind}")
 
     def ensure_dtensor(self, tensor: Array, layout: LayoutLike | None) -> Tensor:
         """Returns `tensor` as one of the strategy's own."""
@@ -117,15 +119,17 @@ def _full_tensor_of(
     part: torch.Tensor, layout: Layout, shape: tuple[int, ...], session: Session
 ) -> torch.Tensor:
     """Returns the plain full tensor on every rank, joined from the parts of all ranks."""
-    joined = session.join(part, layout, shape)
+    joined = session.from_local(part, layout, shape)
     replicated = Layout.replicated(session.mesh, part.ndim)
-    return session.strategy.local(session.strategy.activation(joined, replicated))
+    return session.strategy.to_local(session.strategy.redistribute(joined, replicated))
 
 
 def _layout(layout: Any, tensor: torch.Tensor, session: Session) -> Layout:
     """Returns a `TensorLayout`, or a tuple of axis names, as a layout of `tensor`."""
-    found = layout.backend_layout if hasattr(layout, "axes") else Layout(session.mesh, layout)
-    return found.fitting(tensor.shape, "A tensor")
+    backend_layout = (
+        layout.backend_layout if hasattr(layout, "axes") else Layout(session.mesh, layout)
+    )
+    return backend_layout.fitting(tensor.shape, "A tensor")
 
 
 def _axes(axis_name: str | None, session: Session) -> tuple[str, ...]:

@@ -179,8 +179,8 @@ class Binding:
             **{
                 method: partial(replace, sessions)
                 for replace, writers in (
-                    (callbacks.together, table.WRITERS),
-                    (callbacks.raised_later, table.STEP_WRITERS),
+                    (callbacks.write_on_all_ranks, table.WRITERS),
+                    (callbacks.defer_write_error, table.STEP_WRITERS),
                 )
                 for methods in writers.values()
                 for method in methods
@@ -188,7 +188,7 @@ class Binding:
             "BackupAndRestore._save_model": partial(backup.save, sessions),
             "BackupAndRestore._load_model": partial(backup.load, sessions),
             "BackupAndRestore.on_epoch_end": partial(backup.end_epoch, sessions),
-            "BackupAndRestore.on_train_begin": partial(callbacks.by_path, sessions),
+            "BackupAndRestore.on_train_begin": partial(callbacks.write_once_per_path, sessions),
             "RemoteMonitor.on_epoch_end": partial(callbacks.send_once, sessions),
             "io_utils.print_msg": partial(callbacks.print_once, sessions),
             "summary_utils.print_summary": partial(callbacks.summarize_once, sessions),
@@ -201,17 +201,21 @@ class Binding:
             "ArrayDataAdapter.get_torch_dataloader": array_loader,
             "RNN.get_initial_state": calls.initial_states,
             "Functional._standardize_inputs": calls.model_inputs,
-            "core.slice": slices.take,
+            "core.slice": slices.slice_tensor,
             "numpy.repeat": operations.repeat,
             "math.segment_sum": operations.segment_sum,
             "numpy.einsum": products.einsum,
             "core.slice_update": slices.update,
             "saving_lib.is_memory_sufficient": loading.is_memory_sufficient,
-            "io_utils.ask_to_proceed_with_overwrite": saving.ask,
+            "io_utils.ask_to_proceed_with_overwrite": saving.ask_on_rank_0,
             "OrbaxCheckpoint.set_model": callbacks.refuse_orbax,
         }
-        functions |= {name: partial(self._in_session, each) for name, each in in_session.items()}
-        return values | {name: keras_private.around(each) for name, each in functions.items()}
+        functions |= {
+            name: partial(self._in_session, function) for name, function in in_session.items()
+        }
+        return values | {
+            name: keras_private.wrap_calls(function) for name, function in functions.items()
+        }
 
     def _in_session(
         self,
@@ -250,7 +254,7 @@ class Binding:
         session = self.sessions.current()
         if session is not None:
             self._ambient.scope = ExitStack()
-            self._ambient.scope.enter_context(session.strategy.scope())
+            self._ambient.scope.enter_context(session.strategy.implicit_replication())
             self._inside.add(threading.current_thread())
 
     def _leave_scope(self) -> None:
@@ -272,7 +276,9 @@ class Binding:
     def _check_threads(self) -> None:
         """Refuses while another thread has a distribution: its state cannot be reset from here."""
         here = threading.current_thread()
-        others = [each.name for each in self._inside if each is not here and each.is_alive()]
+        others = [
+            thread.name for thread in self._inside if thread is not here and thread.is_alive()
+        ]
         if others:
             raise StrategyError(
                 f"uninstall() was called while thread {others[0]!r} has a distribution: leave its "

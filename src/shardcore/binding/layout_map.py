@@ -43,11 +43,11 @@ def create_model_parallel(
     distribution: ModelParallel,
     *,
     batch_dim_name: DimSpec = None,
-    **given: object,
+    **options: object,
 ) -> None:
     """Replaces `ModelParallel.__init__` of Keras 3.14: `batch_dim_name` may be several axes."""
     first, *others = entry_axes(batch_dim_name) or (None,)
-    original(distribution, batch_dim_name=first, **given)
+    original(distribution, batch_dim_name=first, **options)
     if others:
         keras_private.set_batch_axes(distribution, batch_dim_name)
 

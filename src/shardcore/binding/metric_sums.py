@@ -119,7 +119,7 @@ class MetricSums:
             yield
             self.reduce()
         except BaseException:
-            self._lose()
+            self._invalidate()
             raise
         finally:
             self._steps -= 1
@@ -132,7 +132,7 @@ class MetricSums:
             yield
         except BaseException:
             if run.deferred:  # the other ranks may not reach a collective here
-                self._lose()
+                self._invalidate()
             raise
         if run.deferred:
             self.reduce()
@@ -152,7 +152,7 @@ class MetricSums:
             if id(variable) not in self._deferred and pending is not None:
                 strategy = variable._shardcore_session.strategy
                 _write(variable, pending, tensor_of(variable), strategy)
-                self._keep_pending(variable, pending, strategy)
+                self._store_pending(variable, pending, strategy)
         numbers = [number for number, v in enumerate(run.deferred) if id(v) in self._deferred]
         return f"deferred, pending {numbers}"
 
@@ -174,10 +174,10 @@ class MetricSums:
             return False
         # In separate memory: the value of one step, or a persistent stand-in.
         pending = _stand_in_of(variable, value, strategy) if across_steps else value.detach() * 1
-        self._keep_pending(variable, pending, strategy)
+        self._store_pending(variable, pending, strategy)
         return True
 
-    def _keep_pending(
+    def _store_pending(
         self, variable: Variable, pending: torch.Tensor, strategy: TorchStrategy
     ) -> None:
         self._deferred[id(variable)] = _Deferred(variable, tensor_of(variable), strategy)
@@ -186,30 +186,31 @@ class MetricSums:
     def reduce(self) -> None:
         """Reduces the deferred sums, except those deferred to the next step."""
         alike: dict[Any, list[_Deferred]] = {}
-        for each in self._due():
-            alike.setdefault((id(each.strategy), tensor_of(each.variable).dtype), []).append(each)
+        for deferred in self._take_due():
+            key = id(deferred.strategy), tensor_of(deferred.variable).dtype
+            alike.setdefault(key, []).append(deferred)
         with torch.no_grad():
-            for those in alike.values():
-                _reduce_together(those)
+            for group in alike.values():
+                _reduce_together(group)
 
-    def _lose(self) -> None:
+    def _invalidate(self) -> None:
         """Sets the deferred sums to nan: with the counts they would give a wrong mean."""
-        for each in self._due():
-            set_tensor(each.variable, each.stored)
-            if each.stored.dtype.is_floating_point:
-                lost = torch.full(each.stored.shape, torch.nan, dtype=each.stored.dtype)
-                each.strategy.assign(each.stored, lost.to(each.stored.device))
+        for deferred in self._take_due():
+            set_tensor(deferred.variable, deferred.stored)
+            if deferred.stored.dtype.is_floating_point:
+                lost = torch.full(deferred.stored.shape, torch.nan, dtype=deferred.stored.dtype)
+                deferred.strategy.assign(deferred.stored, lost.to(deferred.stored.device))
 
-    def _due(self) -> list[_Deferred]:
+    def _take_due(self) -> list[_Deferred]:
         """Takes the deferred sums, except those deferred to the next step."""
-        due = [w for w in self._deferred.values() if not self._is_deferred(w.variable)]
-        for each in due:
-            del self._deferred[id(each.variable)]
+        due = [d for d in self._deferred.values() if not self._is_deferred(d.variable)]
+        for deferred in due:
+            del self._deferred[id(deferred.variable)]
         return due
 
     def _is_deferred(self, variable: Variable) -> bool:
         """Returns whether the sum of `variable` is deferred to the next step."""
-        return self._run is not None and any(each is variable for each in self._run.deferred)
+        return self._run is not None and any(v is variable for v in self._run.deferred)
 
     def results(self, _original: Original, trainer: Model) -> Any:
         """Replaces `TorchTrainer.get_metrics_result`, which computes the result of every metric."""
@@ -222,21 +223,21 @@ class MetricSums:
 
 def _is_sum(value: torch.Tensor, strategy: TorchStrategy) -> bool:
     layout = strategy.layout(value)
-    if layout is None or any(each is not None for each in layout.spec):
+    if layout is None or any(axes is not None for axes in layout.spec):
         return False
     return bool(layout.partial) and all(op == "sum" for _, op in layout.partial)
 
 
-def _reduce_together(those: list[_Deferred]) -> None:
-    values = [tensor_of(each.variable) for each in those]
-    strategy, world = those[0].strategy, those[0].variable._shardcore_world
-    flat = _joined(values, strategy, world)
-    with reduction_scope([each.stored for each in those]):
-        done = strategy.activation(flat, None)
-    parts = torch.split(done, [value.numel() for value in values])
-    for each, value, part in zip(those, values, parts, strict=True):
-        set_tensor(each.variable, each.stored)
-        strategy.assign(each.stored, part.reshape(value.shape))
+def _reduce_together(group: list[_Deferred]) -> None:
+    values = [tensor_of(deferred.variable) for deferred in group]
+    strategy, world = group[0].strategy, group[0].variable._shardcore_world
+    flat = _concatenate(values, strategy, world)
+    with reduction_scope([deferred.stored for deferred in group]):
+        reduced = strategy.redistribute(flat, None)
+    parts = torch.split(reduced, [value.numel() for value in values])
+    for deferred, value, part in zip(group, values, parts, strict=True):
+        set_tensor(deferred.variable, deferred.stored)
+        strategy.assign(deferred.stored, part.reshape(value.shape))
 
 
 def _stand_in(variable: Variable) -> Any:
@@ -270,28 +271,29 @@ def _write(
         if strategy.layout(value) != layout:
             full = strategy.full_tensor(value)
             part = _share(full, (), layout.partial, variable._shardcore_world)
-            value = strategy.join(part, layout, tuple(full.shape))
+            value = strategy.from_local(part, layout, tuple(full.shape))
         strategy.assign(pending, value)
 
 
-def _joined(sums: list[torch.Tensor], strategy: TorchStrategy, world: World) -> Any:
+def _concatenate(sums: list[torch.Tensor], strategy: TorchStrategy, world: World) -> Any:
     """Concatenates partial sums over several axes into one over all of these axes."""
-    layouts = [strategy.layout(each) for each in sums]
+    layouts = [strategy.layout(partial_sum) for partial_sum in sums]
     pending = [() if layout is None else layout.partial for layout in layouts]
     order = world.mesh.axis_names
-    axes = tuple(
-        sorted({each for of_sum in pending for each in of_sum}, key=lambda a: order.index(a[0]))
-    )
+    all_axes = {axis for of_sum in pending for axis in of_sum}
+    axes = tuple(sorted(all_axes, key=lambda axis: order.index(axis[0])))
     parts = [
-        _share(strategy.local(each), of_sum, axes, world).reshape(-1)
-        for each, of_sum in zip(sums, pending, strict=True)
+        _share(strategy.to_local(partial_sum), of_sum, axes, world).reshape(-1)
+        for partial_sum, of_sum in zip(sums, pending, strict=True)
     ]
     flat = torch.cat(parts)
-    return strategy.join(flat, Layout(world.mesh, (None,), axes), tuple(flat.shape))
+    return strategy.from_local(flat, Layout(world.mesh, (None,), axes), tuple(flat.shape))
 
 
 def _share(part: torch.Tensor, before: PartialAxes, after: PartialAxes, world: World) -> Any:
     """Returns this rank's share of a sum that is partial over more axes: all or zero."""
-    place = dict(zip(world.mesh.axis_names, world.mesh.coordinate(world.position), strict=True))
-    is_first = not any(place[axis] for axis, op in after if (axis, op) not in before)
+    coordinate = dict(
+        zip(world.mesh.axis_names, world.mesh.coordinate(world.position), strict=True)
+    )
+    is_first = not any(coordinate[axis] for axis, op in after if (axis, op) not in before)
     return part if is_first else torch.zeros_like(part)

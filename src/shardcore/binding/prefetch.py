@@ -39,7 +39,7 @@ class Prefetch:
     _is_shared: bool = attrs.field(default=False, init=False)
     _batches: Iterator[object] = attrs.field(factory=lambda: iter(()), init=False)
     _ahead: Drawn | Exception | None = attrs.field(default=None, init=False)
-    _given: Drawn | None = attrs.field(default=None, init=False)
+    _taken: Drawn | None = attrs.field(default=None, init=False)
 
     def read(
         self, source: Iterable[object], draw: Draw | None, is_shared: bool = False
@@ -56,7 +56,7 @@ class Prefetch:
 
     def __iter__(self) -> "Prefetch":
         """Makes the iterator of the source."""
-        self._batches, self._ahead, self._given = iter(self._source), None, None
+        self._batches, self._ahead, self._taken = iter(self._source), None, None
         return self
 
     def __next__(self) -> object:
@@ -65,19 +65,19 @@ class Prefetch:
         Raises:
             Exception: What the source has raised in place of it.
         """
-        ahead, self._ahead, self._given = self._ahead, None, None
+        ahead, self._ahead, self._taken = self._ahead, None, None
         if ahead is None:
             self._count()
             return next(self._batches)
         if isinstance(ahead, Exception):
             raise ahead
-        self._given = ahead
+        self._taken = ahead
         return ahead.batch
 
     def rows(self, batch: object) -> Any:
         """Returns the batch as its step takes it; None if it was not drawn ahead."""
-        given, self._given = self._given, None
-        return given.rows() if given is not None and given.batch is batch else None
+        drawn, self._taken = self._taken, None
+        return drawn.rows() if drawn is not None and drawn.batch is batch else None
 
     def fill(self) -> None:
         """Draws the batch of the next step, if the epoch has one.

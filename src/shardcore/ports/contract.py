@@ -79,7 +79,10 @@ def create_tensor(
             f"{_name_of(entry)} made a value of shape {shape} for variable {variable.path!r}: "
             f"create() must give a tensor of the global shape {variable.shape}."
         )
-    shape, expected = _shape(strategy.local(tensor)), storage.local_shape(variable.shape, position)
+    shape, expected = (
+        _shape(strategy.to_local(tensor)),
+        storage.local_shape(variable.shape, position),
+    )
     if shape != expected:
         raise StrategyError(
             f"{_name_of(entry)} stores a part of shape {shape} of variable {variable.path!r} on "
@@ -100,13 +103,13 @@ def join_parts(
     Raises:
         StrategyError: If it has another shape, or the strategy fails.
     """
-    what = f"join() of a part of shape {_shape(part)}"
-    tensor = _call_strategy(entry, what, lambda: strategy.join(part, layout, shape))
+    what = f"from_local() of a part of shape {_shape(part)}"
+    tensor = _call_strategy(entry, what, lambda: strategy.from_local(part, layout, shape))
     joined_shape = _shape(tensor)
     if joined_shape != shape:
         raise StrategyError(
-            f"{_name_of(entry)} joined parts to a value of shape {joined_shape}: join() must give "
-            f"a tensor of the global shape {shape}."
+            f"{_name_of(entry)} joined parts to a value of shape {joined_shape}: from_local() must "
+            f"give a tensor of the global shape {shape}."
         )
     return tensor
 

@@ -40,7 +40,7 @@ class Tensors(Protocol[TensorT]):
     equal on every rank.
     """
 
-    def join(self, part: TensorT, layout: Layout, shape: tuple[int, ...]) -> TensorT:
+    def from_local(self, part: TensorT, layout: Layout, shape: tuple[int, ...]) -> TensorT:
         """Joins the parts of all ranks, such as rows of a batch, into one sharded tensor.
 
         Args:
@@ -52,7 +52,7 @@ class Tensors(Protocol[TensorT]):
     def full_tensor(self, tensor: TensorT) -> TensorT:
         """Returns the full tensor, plain and detached. A collective: all ranks call it."""
 
-    def local(self, tensor: TensorT) -> TensorT:
+    def to_local(self, tensor: TensorT) -> TensorT:
         """Returns the local shard, a plain tensor that shares the memory of `tensor`."""
 
     def owns(self, tensor: TensorT) -> bool:
@@ -65,12 +65,14 @@ class Tensors(Protocol[TensorT]):
             LayoutError: If no `Layout` describes how it is sharded.
         """
 
-    def scope(self, visiting: bool = False) -> AbstractContextManager[None]:
+    def implicit_replication(
+        self, forbid_collectives: bool = False
+    ) -> AbstractContextManager[None]:
         """Returns a scope of this thread, in which operators take plain and sharded tensors alike.
 
         Args:
-            visiting: Whether the thread set no distribution itself. A collective then raises,
-                because each rank may start it in another order.
+            forbid_collectives: Whether a collective raises, as on a thread that set no distribution
+                itself: each rank may start it in another order.
         """
 
 
@@ -92,7 +94,7 @@ class ShardedTensors(Tensors[TensorT], Protocol[TensorT]):
     def copy_into(self, stored: TensorT, value: TensorT) -> None:
         """Overwrites `stored` in place and in its layout with the values of `value`."""
 
-    def on_gradient(self, stored: TensorT, layout: Layout) -> None:
+    def redistribute_gradients(self, stored: TensorT, layout: Layout) -> None:
         """Redistributes each gradient of `stored` to `layout`, once."""
 
 
@@ -101,8 +103,9 @@ class Strategy(Tensors[TensorT], Protocol[TensorT]):
 
     A `StrategyEntry` opens a strategy on a `World`. It serves every distribution of that mesh.
 
-    One rank alone may call `create`, `join`, `local`, `owns`, `layout`, and `assign` with a plain
-    value: they start no collective. `shardcore.testing.StrategyContract` tests the contract.
+    One rank alone may call `create`, `from_local`, `to_local`, `owns`, `layout`, and `assign`
+    with a plain value: they start no collective. `shardcore.testing.StrategyContract` tests the
+    contract.
 
     Example:
         >>> from shardcore.domain.mesh import Mesh
@@ -127,7 +130,7 @@ class Strategy(Tensors[TensorT], Protocol[TensorT]):
 
         Args:
             value: The initial value, equal on all ranks: a plain tensor, which is freed
-                afterwards, or, of a large variable, a tensor that `join` made in `storage`.
+                afterwards, or, of a large variable, a tensor that `from_local` made in `storage`.
             storage: The storage layout.
             variable: The variable, as `storage` gets it; also for a layout that is given by hand,
                 and for a buffer of a torch module.
@@ -136,13 +139,13 @@ class Strategy(Tensors[TensorT], Protocol[TensorT]):
             A tensor of the global shape that stores the local shard only.
         """
 
-    def track(self, stored: TensorT, storage: Layout) -> None:
+    def redistribute_gradients(self, stored: TensorT, storage: Layout) -> None:
         """Redistributes every gradient of the parameter `stored` to its storage layout."""
 
     def assign(self, stored: TensorT, value: TensorT) -> None:
         """Overwrites a variable's value in place with `value`, plain or in any layout."""
 
-    def activation(self, tensor: TensorT, layout: Layout | None) -> TensorT:
+    def redistribute(self, tensor: TensorT, layout: Layout | None) -> TensorT:
         """Returns a layer's output in `layout`; without one, with its partial sums reduced."""
 
 

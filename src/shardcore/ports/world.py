@@ -106,7 +106,7 @@ class Processes(Protocol):
             what: The call that needs it, for the error.
         """
 
-    def meet(self, what: str) -> None:
+    def barrier(self, what: str) -> None:
         """Waits until every process has called it with the same `what`.
 
         It waits for `SHARDCORE_TIMEOUT` at most; less if the others are known to be elsewhere.
@@ -128,11 +128,11 @@ class Processes(Protocol):
             what: Its name: "save 'a.keras'".
         """
 
-    def together(self, what: str) -> AbstractContextManager[None]:
-        """Opens a context for the call `what`, which every process makes; begins with `meet`.
+    def collective_call(self, what: str) -> AbstractContextManager[None]:
+        """Opens a context for the call `what`, which every process makes; begins with `barrier`.
 
         Raises:
-            RankMismatchError: As `meet`; or in place of torch's error of a process that has ended.
+            RankMismatchError: As `barrier`; or for torch's error of a process that has ended.
         """
 
     def points(self, saves: bool) -> AbstractContextManager[None]:

@@ -38,19 +38,19 @@ class ShardedStrategy(Generic[TensorT]):
         """Returns `value`, sharded, and marked as the value of a variable."""
         return self.tensors.mark_weight(self.tensors.shard(value, storage))
 
-    def track(self, stored: TensorT, storage: Layout) -> None:
+    def redistribute_gradients(self, stored: TensorT, storage: Layout) -> None:
         """Reduces gradients, which are partial sums as a rule, once, when they arrive."""
-        self.tensors.on_gradient(stored, storage)
+        self.tensors.redistribute_gradients(stored, storage)
 
     def assign(self, stored: TensorT, value: TensorT) -> None:
         """Overwrites `stored` in place, in its own layout."""
         self.tensors.copy_into(stored, value)
 
-    def join(self, part: TensorT, layout: Layout, shape: tuple[int, ...]) -> TensorT:
+    def from_local(self, part: TensorT, layout: Layout, shape: tuple[int, ...]) -> TensorT:
         """Returns the sharded tensor of which each rank has one part, without communication."""
-        return self.tensors.join(part, layout, shape)
+        return self.tensors.from_local(part, layout, shape)
 
-    def activation(self, tensor: TensorT, layout: Layout | None) -> TensorT:
+    def redistribute(self, tensor: TensorT, layout: Layout | None) -> TensorT:
         """Returns `tensor` in the layout that a rule names, else with partial sums reduced."""
         if layout is None:
             return self.tensors.reduce_partial(tensor)
@@ -62,9 +62,9 @@ class ShardedStrategy(Generic[TensorT]):
         """Returns the full tensor on every rank."""
         return self.tensors.full_tensor(tensor)
 
-    def local(self, tensor: TensorT) -> TensorT:
+    def to_local(self, tensor: TensorT) -> TensorT:
         """Returns the local shard."""
-        return self.tensors.local(tensor)
+        return self.tensors.to_local(tensor)
 
     def owns(self, tensor: TensorT) -> bool:
         """Returns whether `tensor` is sharded over this mesh."""
@@ -74,6 +74,8 @@ class ShardedStrategy(Generic[TensorT]):
         """Returns the layout of `tensor`, or None if it is plain."""
         return self.tensors.layout(tensor)
 
-    def scope(self, visiting: bool = False) -> AbstractContextManager[None]:
+    def implicit_replication(
+        self, forbid_collectives: bool = False
+    ) -> AbstractContextManager[None]:
         """Returns the scope in which plain tensors count as replicated."""
-        return self.tensors.scope(visiting)
+        return self.tensors.implicit_replication(forbid_collectives)

@@ -47,18 +47,18 @@ class SingleDeviceStrategy(Generic[TensorT]):
         """Returns the value itself."""
         return value
 
-    def track(self, stored: TensorT, storage: Layout) -> None:
+    def redistribute_gradients(self, stored: TensorT, storage: Layout) -> None:
         """Does nothing: a gradient is a full tensor."""
 
     def assign(self, stored: TensorT, value: TensorT) -> None:
         """Overwrites `stored` in place."""
         stored.copy_(value)
 
-    def join(self, part: TensorT, layout: Layout, shape: tuple[int, ...]) -> TensorT:
+    def from_local(self, part: TensorT, layout: Layout, shape: tuple[int, ...]) -> TensorT:
         """Returns `part`, which is the full tensor."""
         return part
 
-    def activation(self, tensor: TensorT, layout: Layout | None) -> TensorT:
+    def redistribute(self, tensor: TensorT, layout: Layout | None) -> TensorT:
         """Returns `tensor` itself."""
         return tensor
 
@@ -66,7 +66,7 @@ class SingleDeviceStrategy(Generic[TensorT]):
         """Returns the tensor itself, detached."""
         return tensor.detach()
 
-    def local(self, tensor: TensorT) -> TensorT:
+    def to_local(self, tensor: TensorT) -> TensorT:
         """Returns the tensor itself."""
         return tensor
 
@@ -78,6 +78,8 @@ class SingleDeviceStrategy(Generic[TensorT]):
         """Returns None: every tensor is plain."""
         return None
 
-    def scope(self, visiting: bool = False) -> AbstractContextManager[None]:
+    def implicit_replication(
+        self, forbid_collectives: bool = False
+    ) -> AbstractContextManager[None]:
         """Returns a scope that changes nothing."""
         return nullcontext()

@@ -128,7 +128,7 @@ def walked(actions, jit_compile):
     model = compiled(
         lambda: keras.Model(x, keras.layers.Dense(4)(Steered()(x))), jit_compile, "sgd"
     )
-    trail, losses, note = [], [], CacheEntry.after
+    trail, losses, note = [], [], CacheEntry.apply_event
 
     def noted(entry, event):
         before = entry.progress.state
@@ -139,7 +139,7 @@ def walked(actions, jit_compile):
         return not costs["too much"]
 
     with (
-        mock.patch.object(CacheEntry, "after", noted),
+        mock.patch.object(CacheEntry, "apply_event", noted),
         mock.patch.object(Payback, "is_worth", pays),
     ):
         for action in actions:
@@ -217,13 +217,13 @@ def test_the_step_that_creates_deferred_sums_is_not_recorded():
         model = compiled(
             lambda: keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)]), "auto"
         )
-        events, note = [], CacheEntry.after
+        events, note = [], CacheEntry.apply_event
 
         def noted(entry, event):
             events.append(event)
             note(entry, event)
 
-        with mock.patch.object(CacheEntry, "after", noted):
+        with mock.patch.object(CacheEntry, "apply_event", noted):
             model.fit(np.tile(X, (5, 1)), np.tile(Y, 5), batch_size=8, verbose=0)
         return events
 

@@ -60,7 +60,7 @@ def moves(rank):
     tensors = open_engine(world, DTensors.over, "compute", "per_use", {})
     found = {}
     for name, (function, layout, _) in CASES.items():
-        x = tensors.join(VALUES[layout.slices((6, 4), rank)], layout, (6, 4))
+        x = tensors.from_local(VALUES[layout.slices((6, 4), rank)], layout, (6, 4))
         with count_collectives() as counted:
             function(x)
         found[name] = {k: (calls, counted.operand_bytes[k]) for k, calls in counted.calls.items()}

@@ -78,7 +78,7 @@ def compare(rank):
     for name, (function, *expected) in CASES.items():
         for layout, calls in zip((COLUMNS, PENDING), expected, strict=True):
             factor = (3, -2)[rank] if layout.partial else 1
-            x = tensors.join(VALUES[layout.slices((6, 4), rank)] * factor, layout, (6, 4))
+            x = tensors.from_local(VALUES[layout.slices((6, 4), rank)] * factor, layout, (6, 4))
             with count_collectives() as counted:
                 found = function(x, kernel)
             counts = dict(counted.calls)
@@ -98,13 +98,13 @@ def written_elsewhere(rank):
     """A product after the all-gathered tensor was written, and one after the end of a step."""
     world = World(MESH, (0, 1), rank, "cpu")
     tensors = open_engine(world, DTensors.over, "compute", "per_use", {})
-    x = tensors.join(VALUES[COLUMNS.slices((6, 4), rank)], COLUMNS, (6, 4))
+    x = tensors.from_local(VALUES[COLUMNS.slices((6, 4), rank)], COLUMNS, (6, 4))
     kernel = tensors.mark_weight(tensors.shard(KERNEL, WHOLE))
     tensors.redistribute(x, WHOLE).zero_()
     kept = torch.allclose(tensors.full_tensor(x @ kernel), VALUES @ KERNEL, rtol=1e-4, atol=1e-5)
     with count_collectives() as same_step:
         x @ kernel
-    with tensors.scope():
+    with tensors.implicit_replication():
         """A step."""
     with count_collectives() as next_step:
         x @ kernel
@@ -120,7 +120,7 @@ def moved_while_pending(rank):
     mesh = Mesh((2, 1), ("data", "model"))
     tensors = open_engine(World(mesh, (0, 1), rank, "cpu"), DTensors.over, "compute", "per_use", {})
     pending = Layout(mesh, ("model", None), {"data": "sum"})
-    x = tensors.join(VALUES * (3, -2)[rank], pending, (6, 4))
+    x = tensors.from_local(VALUES * (3, -2)[rank], pending, (6, 4))
     kernel = tensors.mark_weight(tensors.shard(VALUES.t(), Layout(mesh, ("model", None))))
     product, squares = kernel @ x, x * x
     expected = VALUES.t() @ VALUES, VALUES * VALUES

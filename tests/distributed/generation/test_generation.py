@@ -87,14 +87,14 @@ def test_a_token_reduces_one_sum_and_moves_no_cache():
 def test_tokens_overwrite_one_cache_which_is_not_the_given_one(monkeypatch):
     memories = []
 
-    def again(step, tensors, original=CapturedStep.again):
+    def again(step, tensors, original=CapturedStep.run_again):
         made = original(step, tensors)
         if made is not None:
             memories.append(made[0][1].data_ptr())
         return made
 
     def program(rank, shape):
-        monkeypatch.setattr(CapturedStep, "again", again)
+        monkeypatch.setattr(CapturedStep, "run_again", again)
         model = decoder(shape)
         expected = [as_arrays(each) for each in model.generate(PROMPT)]
         with torch.no_grad():

@@ -95,7 +95,7 @@ def compare(rank):
         for layout in (WHOLE, ROWS, SUM, AVERAGE, SUM_OF_COLUMNS):
             factors = FACTORS[layout.partial[0][1]] if layout.partial else (1, 1)
             part = VALUES[layout.slices((6, 4), rank)] * factors[rank]
-            found = function(tensors.join(part, layout, (6, 4)), move)
+            found = function(tensors.from_local(part, layout, (6, 4)), move)
             tensors.engine.end_step()  # what was reduced before is not read
             for one, other in zip(found, expected, strict=True):
                 if not torch.allclose(tensors.full_tensor(one), other, rtol=1e-4, atol=1e-5):
@@ -126,7 +126,7 @@ def pending_with_views(rank):
     """The error of a partial sum with a view that changes its shape; what it is without one."""
     world = World(MESH, (0, 1), rank, "cpu")
     tensors = open_engine(world, DTensors.over, "compute", "per_use", {})
-    x, viewed = (tensors.join(VALUES.clone(), SUM, (6, 4)) for _ in range(2))
+    x, viewed = (tensors.from_local(VALUES.clone(), SUM, (6, 4)) for _ in range(2))
     x.t_()
     assert torch.equal(tensors.full_tensor(x), 2 * VALUES.t())
     row = viewed[1]
@@ -138,7 +138,10 @@ def pending_with_views(rank):
 def activations_in_place(rank):
     """Compares the values with one device; also returns the operators on full operands."""
     tensors = open_engine(World(MESH, (0, 1), rank, "cpu"), DTensors.over, "compute", "per_use", {})
-    x, expected = tensors.join(VALUES[ROWS.slices((6, 4), rank)], ROWS, (6, 4)), VALUES.clone()
+    x, expected = (
+        tensors.from_local(VALUES[ROWS.slices((6, 4), rank)], ROWS, (6, 4)),
+        VALUES.clone(),
+    )
     for each in (x, expected):
         torch.nn.functional.hardtanh_(each, -0.5, 0.75)
         torch.nn.functional.hardswish(each, inplace=True)
@@ -174,7 +177,7 @@ def written_by_numpy(rank):
         factors = FACTORS["sum"] if layout.partial else (1, 1)
         part = VALUES[layout.slices((6, 4), rank)] * factors[rank]
         for array in arrays:
-            x = tensors.join(part, layout, (6, 4))
+            x = tensors.from_local(part, layout, (6, 4))
             for _ in range(2):
                 array(x)[:] = 7.0
             kept.append(torch.allclose(tensors.full_tensor(x * x), VALUES * VALUES, atol=1e-5))

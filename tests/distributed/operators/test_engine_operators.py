@@ -181,7 +181,7 @@ def compare(rank, ranks, kind):
             expected = function(VALUES.clone())
             torch.manual_seed(5)
             local = part(layout, rank, tensors.engine)
-            found = tensors.full_tensor(function(tensors.join(local, layout, (6, 3))))
+            found = tensors.full_tensor(function(tensors.from_local(local, layout, (6, 3))))
             same = found.shape == expected.shape and found.dtype == expected.dtype
             if not same or not torch.allclose(found, expected, rtol=1e-4, atol=1e-5):
                 wrong[name, str(layout)] = found
@@ -225,7 +225,7 @@ def counts_with_weights(rank):
     tensors = open_engine(world, DTensors.over, "compute", "per_use", {})
     layout = Layout(mesh, ("data",))
     numbers, weights = (
-        tensors.join(each[: 1 - rank], layout, (1,)) for each in (PLACES[1, 1:], WEIGHTS[1:2])
+        tensors.from_local(each[: 1 - rank], layout, (1,)) for each in (PLACES[1, 1:], WEIGHTS[1:2])
     )
     found = tensors.full_tensor(torch.bincount(numbers, weights))
     return found.tolist(), found.dtype

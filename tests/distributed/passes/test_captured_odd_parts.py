@@ -29,7 +29,7 @@ def trained(jit_compile):
     """The numbers of some steps, how many ran from a trace, and the bytes asked for."""
     keras.utils.clear_session(free_memory=False)
     ran, asked = [], []
-    make, note = program.TraceCapture.program, captured_step.CacheEntry.ran
+    make, note = program.TraceCapture.program, captured_step.CacheEntry.note_run
 
     def made(self, *runs, all_reduces=None, **how):
         asked.append(all_reduces)
@@ -42,7 +42,7 @@ def trained(jit_compile):
     distribute(wide, mesh=(2, 2), rules=RULES)
     with (
         mock.patch.object(program.TraceCapture, "program", made),
-        mock.patch.object(captured_step.CacheEntry, "ran", noted),
+        mock.patch.object(captured_step.CacheEntry, "note_run", noted),
     ):
         model = compiled(wide, jit_compile=jit_compile)
         logs = [model.train_on_batch(X, Y, return_dict=True) for _ in range(5)][-1]

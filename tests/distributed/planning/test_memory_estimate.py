@@ -93,12 +93,12 @@ def _measured(build, mesh, policy):
     for _ in range(2):
         model.train_on_batch(*batch)
     model.zero_grad()
-    local = bootstrap.installation().binding.sessions.current().strategy.local
+    local = bootstrap.installation().binding.sessions.current().strategy.to_local
     kept = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
     storages = {id(each): local(each._value).untyped_storage() for each in kept}
     stored = sum(each.nbytes() for each in storages.values())
     gc.collect()  # of the steps before
-    with keras_private.around_layers(collected):
+    with keras_private.wrap_layer_calls(collected):
         return stored, highest(lambda: model.train_on_batch(*batch))
 
 

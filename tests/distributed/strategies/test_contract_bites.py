@@ -32,7 +32,7 @@ FAULTS = {
     "both_at_once_give_the_numbers_of_one_device": ("keepsthefirstaxis", "stores a part of shape"),
     "a_gradient_arrives_in_the_layout_of_its_variable": (
         "leavesgradientspending",
-        "has a sum pending: track() must reduce it",
+        "has a sum pending: redistribute_gradients() must reduce it",
     ),
     "a_file_is_that_of_one_device": ("assignsownkindonly", "rank 0, next loss: on the mesh"),
     "a_failing_rank_ends_all_with_its_error_first": ("hideserrors", "rank 1 must print its err"),

@@ -68,7 +68,7 @@ def predict_much(model):
 def trained(program, jit_compile):
     """The events of the steps, by the method and the rows, and all numbers."""
     model = compiled(plain_mlp, jit_compile)
-    events, note = {}, CacheEntry.after
+    events, note = {}, CacheEntry.apply_event
 
     def noted(entry, event):
         events.setdefault(entry.signature.sizes[0][0][0], []).append(event)
@@ -76,7 +76,7 @@ def trained(program, jit_compile):
 
     # Without times: on a loaded machine a recorded step may take long.
     with (
-        mock.patch.object(CacheEntry, "after", noted),
+        mock.patch.object(CacheEntry, "apply_event", noted),
         mock.patch.object(Payback, "is_worth", return_value=True),
     ):
         found = program(model)
@@ -144,14 +144,14 @@ def test_where_recording_takes_long_steps_stay_eager():
         begin((2, 1))
         said = messages(logging.DEBUG)
         model = compiled(plain_mlp, "auto")
-        events, note = [], CacheEntry.after
+        events, note = [], CacheEntry.apply_event
 
         def noted(entry, event):
             events.append(event)
             note(entry, event)
 
         with (
-            mock.patch.object(CacheEntry, "after", noted),
+            mock.patch.object(CacheEntry, "apply_event", noted),
             mock.patch.object(Payback, "is_worth", return_value=rank == 0),
         ):
             model.fit(*data(NEEDED + 5), ROWS, epochs=2, verbose=0)

@@ -19,23 +19,23 @@ class Toy:
         events["create"] += 1
         return value
 
-    def track(self, stored, storage):
-        events["track"] += 1
+    def redistribute_gradients(self, stored, storage):
+        events["redistribute_gradients"] += 1
 
     def assign(self, stored, value):
         events["assign"] += 1
         stored.copy_(value)
 
-    def join(self, part, layout, shape):
+    def from_local(self, part, layout, shape):
         return part
 
-    def activation(self, tensor, layout):
+    def redistribute(self, tensor, layout):
         return tensor
 
     def full_tensor(self, tensor):
         return tensor.detach()
 
-    def local(self, tensor):
+    def to_local(self, tensor):
         return tensor
 
     def owns(self, tensor):
@@ -44,7 +44,7 @@ class Toy:
     def layout(self, tensor):
         return None
 
-    def scope(self, visiting=False):
+    def implicit_replication(self, forbid_collectives=False):
         return nullcontext()
 
 

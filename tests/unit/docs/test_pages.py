@@ -32,7 +32,7 @@ def test_plugins_names_every_hook_method_and_field():
     methods = [name for name in dir(Strategy) if not name.startswith("_")]
     fields = [field.name for kind in (StrategyEntry, NewVariable) for field in attrs.fields(kind)]
     assert hooks
-    assert "scope" in methods
+    assert "implicit_replication" in methods
     page = text("how-to/plugins.md")
     missing = [name for name in hooks if f"`{name}`" not in page]
     missing += [name for name in methods if f"| `{name}(" not in page]

@@ -22,7 +22,7 @@ def entry(open_):
 
 
 def test_every_method_of_the_port_is_looked_for():
-    assert {"storage", "create", "full_tensor", "scope"} < set(contract.METHODS)
+    assert {"storage", "create", "full_tensor", "implicit_replication"} < set(contract.METHODS)
     strategy = contract.open_strategy(entry(SingleDeviceStrategy), WORLD)
     assert isinstance(strategy, SingleDeviceStrategy)
     for name in contract.METHODS:
@@ -35,8 +35,12 @@ def test_every_method_of_the_port_is_looked_for():
     ("name", "method", "found"),
     [
         ("create", lambda self, value: value, r"has create\(value\), expected create\(value, stor"),
-        ("track", lambda self, a, b, c: None, r"has track\(a, b, c\), expected track\(stored, st"),
-        ("scope", lambda self: None, r"has scope\(\), expected scope\(visiting=False\): "),
+        ("redistribute", lambda self, a, b, c: None, r"has redistribute\(a, b, c\), expected redi"),
+        (
+            "implicit_replication",
+            lambda self: None,
+            r"has implicit_replication\(\), .* implicit_replication\(forbid_collectives=False\): ",
+        ),
         ("full_tensor", "not a method", r"has no method full_tensor\(tensor\)"),
     ],
 )
@@ -47,7 +51,10 @@ def test_a_method_with_another_signature_is_refused(name, method, found):
 
 
 def test_a_compatible_method_may_rename_and_add_arguments():
-    more = {"create": lambda self, v, s, *others: v, "scope": lambda self, **options: None}
+    more = {
+        "create": lambda self, v, s, *others: v,
+        "implicit_replication": lambda self, **options: None,
+    }
     contract.open_strategy(entry(type("More", (SingleDeviceStrategy,), more)), WORLD)
 
 
@@ -88,9 +95,9 @@ class Answers:
             raise self.answer
         return self.answer
 
-    storage = create = join = _answer
+    storage = create = from_local = _answer
 
-    def local(self, tensor):
+    def to_local(self, tensor):
         return SimpleNamespace(shape=self.part)
 
 
@@ -141,20 +148,24 @@ def test_a_created_value_must_have_its_global_and_local_shape():
         create(tensor(4, 2), part=(4, 2))
 
 
-def join(answer):
+def from_local(answer):
     layout = Layout(MESH, ("data", None))
     return contract.join_parts(entry(print), Answers(answer), tensor(2, 2), layout, (4, 2))
 
 
 def test_joined_parts_must_have_the_global_shape():
-    assert join(tensor(4, 2)).shape == (4, 2)
+    assert from_local(tensor(4, 2)).shape == (4, 2)
     with pytest.raises(StrategyError, match=WHO + r"joined parts to a value of shape \(2, 2\): "):
-        join(tensor(2, 2))
-    with pytest.raises(StrategyError, match=WHO + r"joined .* shape none, of type str,: join\(\)"):
-        join("garbage")
+        from_local(tensor(2, 2))
+    with pytest.raises(
+        StrategyError, match=WHO + r"joined .* shape none, of type str,: from_local\(\)"
+    ):
+        from_local("garbage")
 
 
-@pytest.mark.parametrize(("call", "what"), [(storage, "storage"), (create, "create"), (join, "jo")])
+@pytest.mark.parametrize(
+    ("call", "what"), [(storage, "storage"), (create, "create"), (from_local, "from_local")]
+)
 def test_an_error_of_a_method_names_package_and_method(call, what):
     who = r"^Strategy 'mine' of package 'a-package': "
     with pytest.raises(StrategyError, match=who + rf"{what}.*\(\) of .*: KeyError: 'lost'$"):

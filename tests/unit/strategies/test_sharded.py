@@ -41,28 +41,33 @@ def strategy():
 def test_an_output_without_a_rule_has_its_pending_sums_done():
     life, asked = strategy()
     pending = Tensor("x", Layout(MESH, (None,), {"model": "sum"}))
-    life.activation(pending, None)
+    life.redistribute(pending, None)
     assert asked == [("reduce_partial", pending)]
 
 
 def test_an_output_with_a_rule_is_redistributed():
     life, asked = strategy()
     sharded = Tensor("x", Layout(MESH, ("data", None)))
-    life.activation(sharded, COLUMNS)
+    life.redistribute(sharded, COLUMNS)
     assert asked == [("redistribute", sharded, COLUMNS)]
 
 
 def test_a_plain_output_with_a_rule_is_cut_without_communication():
     life, asked = strategy()
     plain = Tensor("x")
-    life.activation(plain, COLUMNS)
+    life.redistribute(plain, COLUMNS)
     assert asked == [("shard", plain, COLUMNS)]
 
 
 def test_a_variable_is_cut_and_its_gradients_are_tracked_in_the_same_layout():
     life, asked = strategy()
     stored = life.create(Tensor("w"), COLUMNS, None)
-    life.track(stored, COLUMNS)
+    life.redistribute_gradients(stored, COLUMNS)
     life.assign(stored, Tensor("new"))
-    assert [call[0] for call in asked] == ["shard", "mark_weight", "on_gradient", "copy_into"]
-    assert asked[2] == ("on_gradient", stored, COLUMNS)
+    assert [call[0] for call in asked] == [
+        "shard",
+        "mark_weight",
+        "redistribute_gradients",
+        "copy_into",
+    ]
+    assert asked[2] == ("redistribute_gradients", stored, COLUMNS)

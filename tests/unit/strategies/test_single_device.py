@@ -13,9 +13,9 @@ def test_on_one_device_every_value_is_returned_unchanged():
     strategy, value = SingleDeviceStrategy(ONE), object()
     layout = Layout(ONE.mesh, ("data", "model"))
     assert strategy.create(value, layout, None) is value
-    assert strategy.join(value, layout, (4, 4)) is value
-    assert strategy.activation(value, layout) is value
-    assert strategy.local(value) is value
+    assert strategy.from_local(value, layout, (4, 4)) is value
+    assert strategy.redistribute(value, layout) is value
+    assert strategy.to_local(value) is value
     assert strategy.layout(value) is None
     assert not strategy.owns(value)
 

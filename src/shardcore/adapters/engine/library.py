@@ -106,7 +106,7 @@ class EngineTensors:
         tensor.form = self.engine.evolved(tensor.form, weight=True)
         return tensor
 
-    def join(self, part: torch.Tensor, layout: Layout, shape: tuple[int, ...]) -> Any:
+    def from_local(self, part: torch.Tensor, layout: Layout, shape: tuple[int, ...]) -> Any:
         """Returns the tensor of global `shape` with the local shard `part`."""
         expected = layout.local_shape(shape, self.engine.world.position)
         assert tuple(part.shape) == expected, f"{tuple(part.shape)} is not {expected} of {layout}"
@@ -141,7 +141,7 @@ class EngineTensors:
             return gather_in_pieces(reduced(own))
         return redistributed.clone_if_cached(own, full(own))
 
-    def local(self, tensor: Any) -> torch.Tensor:
+    def to_local(self, tensor: Any) -> torch.Tensor:
         """Returns the local shard, which shares the memory of `tensor`; differentiable."""
         return tensor if self._own(tensor) is None else tensor.to_local()  # type: ignore[no-any-return]
 
@@ -151,7 +151,7 @@ class EngineTensors:
             stored.part.copy_(shard_like(value.detach(), stored))
             stored.memory.writes += 1
 
-    def on_gradient(self, stored: torch.Tensor, layout: Layout) -> None:
+    def redistribute_gradients(self, stored: torch.Tensor, layout: Layout) -> None:
         """Redistributes each gradient into `layout`, by the end of the backward pass."""
 
         def accumulated(parameter: torch.Tensor) -> None:
@@ -160,9 +160,9 @@ class EngineTensors:
         stored.register_post_accumulate_grad_hook(accumulated)  # type: ignore[no-untyped-call]
 
     @contextmanager
-    def scope(self, visiting: bool = False) -> Iterator[None]:
+    def implicit_replication(self, forbid_collectives: bool = False) -> Iterator[None]:
         """Opens the scope of a distribution, in which its thread may start collectives."""
-        if visiting:
+        if forbid_collectives:
             yield
             return
         try:

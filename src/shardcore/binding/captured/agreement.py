@@ -28,12 +28,12 @@ class Outcome:
     reason: str = ""
 
 
-def gathered(value: object, session: Session | None) -> list[Any]:
+def gather_from_ranks(value: object, session: Session | None) -> list[Any]:
     """Returns the values of all ranks, this rank's alone on one device."""
     return [value] if session is None else session.processes.gather(value)
 
 
-def agreed(
+def agree_on_outcome(
     make: Callable[[RecordedSums | None], Outcome],
     trace: StepTrace,
     session: Session | None,
@@ -46,7 +46,9 @@ def agreed(
         session: The session of the step; None on one device.
     """
     outcome = make(_all_reduces(trace, session))
-    everyone = gathered((outcome.event, outcome.reason, _digests(outcome.program)), session)
+    everyone = gather_from_ranks(
+        (outcome.event, outcome.reason, _digests(outcome.program)), session
+    )
     events = {event for event, _, _ in everyone}
     if Event.REFUSED in events:
         return Outcome(Event.REFUSED, reason=next(reason for _, reason, _ in everyone if reason))
@@ -56,10 +58,10 @@ def agreed(
         return Outcome(Event.POSTPONED)
     if events != {Event.MATCHED}:
         return Outcome(Event.DIFFERED if Event.DIFFERED in events else Event.RECORDED)
-    found: dict[str, set[str]] = {}
+    digests_by_name: dict[str, set[str]] = {}
     for name, digest in (pair for _, _, digests in everyone for pair in digests.items()):
-        found.setdefault(name, set()).add(digest)
-    if any(len(each) > 1 for each in found.values()):
+        digests_by_name.setdefault(name, set()).add(digest)
+    if any(len(digests) > 1 for digests in digests_by_name.values()):
         return Outcome(Event.REFUSED, reason=_OTHERS)
     return outcome
 
@@ -70,11 +72,13 @@ def _all_reduces(trace: StepTrace, session: Session | None) -> RecordedSums | No
     By these every rank fills its buckets, so that ranks with shards of other sizes, or with more
     calls, join the same.
     """
-    everyone = gathered(trace.all_reduces, session)
-    if len({len(each) for each in everyone}) > 1:
+    everyone = gather_from_ranks(trace.all_reduces, session)
+    if len({len(sums) for sums in everyone}) > 1:
         return None
     return tuple(
-        RecordedSum(max(each.bytes for each in same), max(each.calls for each in same))
+        RecordedSum(
+            max(recorded.bytes for recorded in same), max(recorded.calls for recorded in same)
+        )
         for same in zip(*everyone, strict=True)
     )
 
@@ -85,8 +89,8 @@ def _digests(program: Program | None) -> dict[str, str]:
     They are of the kinds of all collectives and, for each group, of the sizes of its collectives.
     """
     collectives = () if program is None else program.collectives
-    kinds = None if program is None else [each.kind for each in collectives]
+    kinds = None if program is None else [collective.kind for collective in collectives]
     facts: dict[str, Any] = {"": kinds}
-    for each in collectives:
-        facts.setdefault(each.group, []).append(each.elements)
-    return {name: hashlib.sha256(repr(each).encode()).hexdigest() for name, each in facts.items()}
+    for collective in collectives:
+        facts.setdefault(collective.group, []).append(collective.elements)
+    return {name: hashlib.sha256(repr(fact).encode()).hexdigest() for name, fact in facts.items()}

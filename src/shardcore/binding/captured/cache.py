@@ -15,7 +15,7 @@ from shardcore.binding.context.session import Session
 from shardcore.domain.steps.capture import Event, GuardFailed, Payback, Progress, State
 from shardcore.ports.capture import Program, StepTrace
 
-# After so many runs traces without a program are dropped: they hold copies of small tensors.
+# Traces without a program are dropped after this many runs: they hold copies of small tensors.
 _MANY_RUNS = 1000
 
 
@@ -48,7 +48,7 @@ class Signature:
                 return leaf
             layout = None if session is None else session.strategy.layout(leaf)
             sizes.append((tuple(leaf.shape), leaf.stride(), str(layout)))
-            same = next((n for n, each in enumerate(seen) if each is leaf), None)
+            same = next((n for n, earlier in enumerate(seen) if earlier is leaf), None)
             seen.append(leaf)
             return f"{leaf.ndim} {leaf.dtype} {leaf.device} {leaf.requires_grad} {same}"
 
@@ -81,7 +81,7 @@ class CacheEntry:
     payback: Payback = attrs.field(factory=Payback)
     _was_due: bool = attrs.field(default=False, init=False)
 
-    def after(self, event: Event) -> None:
+    def apply_event(self, event: Event) -> None:
         """Notes `event`; drops what the new state has no use for."""
         self.progress = self.progress.after(event)
         if self.progress.state in (State.NEW, State.EAGER):
@@ -119,13 +119,13 @@ class CacheEntry:
         for program in list(self.programs):
             with suppress(GuardFailed), torch_modes.as_recorded():
                 outputs = program(tensors, owned=program is owner)
-                self.ran(program)
+                self.note_run(program)
                 return outputs, program
         return None
 
-    def ran(self, program: Program) -> None:
+    def note_run(self, program: Program) -> None:
         """Notes that `program` ran: the next step tries it first."""
-        self.after(Event.RAN)
+        self.apply_event(Event.RAN)
         if self.progress.runs % _MANY_RUNS == 0:
             self.traces.clear()
         if program is not self.programs[0]:

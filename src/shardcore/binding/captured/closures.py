@@ -1,4 +1,4 @@
-"""The closures of functions that each call makes, such as the body of a loop."""
+"""The closures of functions that each call makes, such as the body of a loop (ADR 32)."""
 
 from collections.abc import Iterator
 from types import CodeType, FunctionType, MethodType
@@ -39,18 +39,18 @@ class Closures:
             >>> found.tensors, found.objects, (int, 3) in found.key
             ((tensor(2.),), (), True)
         """
-        walk = _Walk()
+        walk = _ClosureWalk()
         key = tuple(walk.key(functions))
         return cls(frozenset(walk.codes), tuple(walk.tensors), tuple(walk.objects), key)
 
     @property
     def model(self) -> keras.Model | None:
         """The first model among the objects; None without one."""
-        return next((each for each in self.objects if isinstance(each, keras.Model)), None)
+        return next((model for model in self.objects if isinstance(model, keras.Model)), None)
 
 
 @attrs.define(eq=False)
-class _Walk:
+class _ClosureWalk:
     codes: set[CodeType] = attrs.field(factory=set, init=False)
     tensors: list[torch.Tensor] = attrs.field(factory=list, init=False)
     objects: list[Any] = attrs.field(factory=list, init=False)
@@ -80,11 +80,11 @@ class _Walk:
         elif isinstance(value, MethodType):
             yield from self.key((value.__func__, value.__self__))
         elif isinstance(value, dict):
-            yield from self.key([each for pair in value.items() for each in pair])
+            yield from self.key([inner for pair in value.items() for inner in pair])
         elif isinstance(value, list | tuple):
             yield type(value), len(value)
-            for each in value:
-                yield from self.key(each)
+            for inner in value:
+                yield from self.key(inner)
         else:
             self.objects.append(value)
             yield id(value)

@@ -13,37 +13,37 @@ from shardcore.binding.context.session import Session
 Form = tuple[Any, tuple[int, ...]] | None
 
 
-def full(value: object, session: Session | None) -> Any:
+def to_full(value: object, session: Session | None) -> Any:
     """Returns the full value of a tensor; returns other values unchanged."""
     if session is None or not isinstance(value, torch.Tensor):
         return value
     return session.strategy.full_tensor(value)
 
 
-def reduced(value: object, session: Session | None) -> torch.Tensor:
+def reduce_partial(value: object, session: Session | None) -> torch.Tensor:
     """Returns a value as a tensor that is no partial sum."""
     tensor: torch.Tensor = keras.ops.convert_to_tensor(value)
     if session is None or not session.strategy.owns(tensor):
         return tensor
-    return session.strategy.activation(tensor, None)
+    return session.strategy.redistribute(tensor, None)
 
 
 def to_local(values: Sequence[Any], session: Session | None) -> tuple[list[Any], list[Form]]:
     """Returns the local shard and the form of each tensor; other values as they are, and None."""
-    forms = [_form(each, session) for each in values]
+    forms = [_form(value, session) for value in values]
     if session is None:
         return list(values), forms
-    local = session.strategy.local
+    local = session.strategy.to_local
     return [
-        each if form is None else local(each) for each, form in zip(values, forms, strict=True)
+        value if form is None else local(value) for value, form in zip(values, forms, strict=True)
     ], forms
 
 
 def from_local(
     shards: Sequence[object], forms: Sequence[Form], session: Session | None
 ) -> list[Any]:
-    """Returns the values of which `to_local` gave local shards and forms."""
-    return [_from_local(*each, session) for each in zip(shards, forms, strict=True)]
+    """Joins local shards to the values that `to_local` split, by their forms."""
+    return [_from_local(shard, form, session) for shard, form in zip(shards, forms, strict=True)]
 
 
 def local_tensors(data: object, session: Session | None) -> list[Any]:
@@ -52,7 +52,7 @@ def local_tensors(data: object, session: Session | None) -> list[Any]:
     if session is None:
         return tensors
     with torch.no_grad():
-        return [session.strategy.local(each) for each in tensors]
+        return [session.strategy.to_local(tensor) for tensor in tensors]
 
 
 def are_plain(data: object) -> bool:
@@ -71,4 +71,4 @@ def _from_local(shard: Any, form: Form, session: Session | None) -> Any:
     if session is None or form is None or form[0] is None:
         return shard
     layout, shape = form
-    return session.join(shard, layout, shape)
+    return session.from_local(shard, layout, shape)

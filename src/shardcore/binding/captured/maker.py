@@ -27,7 +27,7 @@ class ProgramMaker:
     trainer: Any
     capture: StepCapture[torch.Tensor]
 
-    def made(
+    def make_program(
         self,
         entry: CacheEntry,
         trace: StepTrace,
@@ -45,7 +45,7 @@ class ProgramMaker:
         earlier = entry.traces.get(trace.numbers)
         try:
             if earlier is None:
-                program = self._like_others([] if entry.programs else others, trace, most)
+                program = self._program_of_others([] if entry.programs else others, trace, most)
             else:
                 program = self._program(earlier, trace, most)
             if program is None:
@@ -60,7 +60,7 @@ class ProgramMaker:
             return Outcome(Event.REFUSED, reason=str(refusal))
         return Outcome(Event.MATCHED, program)
 
-    def _like_others(
+    def _program_of_others(
         self, others: Sequence[Program], trace: StepTrace, most: RecordedSums | None
     ) -> Program | None:
         """Returns the program of a step that ran as one of `others`; None if it did not."""

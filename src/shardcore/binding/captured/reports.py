@@ -9,7 +9,7 @@ from shardcore.reporting.logs import log_of
 
 logger = log_of("capture")
 
-# Recording says what it does once it has taken longer than this (seconds).
+# A recording that takes longer than this (seconds) logs what it does.
 PATIENCE = 2.0
 
 
@@ -32,7 +32,7 @@ class Reports:
         """The step, for errors of several ranks."""
         return f"{self.name} of model {self.trainer.name!r}"
 
-    def recorded(self, seconds: float) -> None:
+    def report_recording(self, seconds: float) -> None:
         """Logs once that recording takes long, after a step of `seconds`; Inductor logs itself."""
         before, self._seconds = self._seconds, self._seconds + seconds
         if before <= PATIENCE < self._seconds and self.trainer.jit_compile is not True:
@@ -44,17 +44,17 @@ class Reports:
                 self._seconds,
             )
 
-    def changed(self, change: str) -> None:
+    def report_change(self, change: str) -> None:
         """Logs that a change of Python state drops the programs."""
         logger.debug("%s of %r: %s has changed", self.name, self.trainer.name, change)
 
-    def postponed(self, needed: int) -> None:
+    def report_postponement(self, needed: int) -> None:
         """Logs once that steps run eagerly until `needed` of them make recording pay."""
         text = f"recording pays from {needed} steps on; SHARDCORE_CAPTURE=at-once does not wait"
         if self._is_new(text):
             logger.debug("%s of %r runs eagerly: %s", self.name, self.trainer.name, text)
 
-    def captured(self, effects: Sequence[str], remark: str) -> None:
+    def report_capture(self, effects: Sequence[str], remark: str) -> None:
         """Logs that the step has a program, which does not repeat `effects`."""
         logger.debug("%s of %r is captured: %.1f s", self.name, self.trainer.name, self._seconds)
         if effects and self._is_new("effects"):
@@ -73,7 +73,7 @@ class Reports:
                 remark,
             )
 
-    def refused(self, reason: str) -> None:
+    def report_refusal(self, reason: str) -> None:
         """Warns once that the step runs eagerly."""
         if self._is_new(reason):
             logger.warning(

@@ -1,4 +1,4 @@
-"""Runs a step from a program where it can, and else eagerly, to record it.
+"""Runs a step from a program where it can, and else eagerly, to record it (ADR 16).
 
 The states of a step, and what leads from one to another, are in `domain.steps.capture`.
 """
@@ -13,7 +13,7 @@ import attrs
 import torch
 
 from shardcore.binding import keras_private
-from shardcore.binding.captured.agreement import Outcome, agreed, gathered
+from shardcore.binding.captured.agreement import Outcome, agree_on_outcome, gather_from_ranks
 from shardcore.binding.captured.cache import CacheEntry, LastRun, Signature
 from shardcore.binding.captured.closures import Closures
 from shardcore.binding.captured.local_tensors import are_plain, local_tensors
@@ -26,7 +26,7 @@ from shardcore.binding.captured.python_state.observed import (
     without_collection,
 )
 from shardcore.binding.captured.reports import Reports
-from shardcore.binding.context.rank_consistency import meet_changed
+from shardcore.binding.context.rank_consistency import wait_for_new_trace
 from shardcore.binding.context.session import Session
 from shardcore.domain.steps.capture import (
     Event,
@@ -104,23 +104,23 @@ class CapturedStep:
             return entry.run_eagerly(step)
         if entry.programs and self._is_audited():
             return self._audit(entry, step, local_tensors(data, session))
-        found = entry.run(local_tensors(data, session)) if entry.programs else None
-        if found is None:
+        replayed = entry.run(local_tensors(data, session)) if entry.programs else None
+        if replayed is None:
             return self._record(entry, step, data, session, left)
-        return self._outputs(entry, *found, before)
+        return self._outputs(entry, *replayed, before)
 
     def _is_eager(self, entry: CacheEntry, left: float | None) -> bool:
         """Returns whether the step is neither captured nor recorded."""
         state = entry.progress.state
         if state is State.DEFERRED:
-            entry.after(Event.SKIPPED)
+            entry.apply_event(Event.SKIPPED)
         if state is not State.NEW:
             return state in (State.DEFERRED, State.EAGER)
         has_other = left != math.inf and bool(self._programs(entry.signature.kind))
         if entry.is_due(None if has_other else left, recordings=1 if has_other else 2):
             return False
         if not has_other:
-            self._reports.postponed(entry.payback.needed)
+            self._reports.report_postponement(entry.payback.needed)
         return True
 
     def _is_audited(self) -> bool:
@@ -131,10 +131,10 @@ class CapturedStep:
     def _audit(self, entry: CacheEntry, step: Step, tensors: Sequence[Any]) -> Any:
         """Runs the step eagerly in place of its program, and compares it with what was recorded."""
         outputs = self.capture.audit(step, tensors, entry.programs)
-        entry.after(Event.RAN)
+        entry.apply_event(Event.RAN)
         return outputs
 
-    def again(self, tensors: Sequence[object]) -> Any:
+    def run_again(self, tensors: Sequence[object]) -> Any:
         """Returns the outputs of a step on those of the last one; None if it must be called.
 
         After a program has run twice in a row on its own outputs, only the numbers that it reads
@@ -147,8 +147,8 @@ class CapturedStep:
         last = self._last
         if last is None or not last.fits_itself:
             return None
-        found = last.entry.run(tensors, owner=last.program)
-        return None if found is None else self._outputs(last.entry, *found, last.program)
+        replayed = last.entry.run(tensors, owner=last.program)
+        return None if replayed is None else self._outputs(last.entry, *replayed, last.program)
 
     def _outputs(
         self, entry: CacheEntry, outputs: object, program: Program, before: Program | None
@@ -159,17 +159,18 @@ class CapturedStep:
 
     def _is_wanted(self, data: object) -> bool:
         """Returns whether neither `compile()` nor the batch rules it out."""
-        asked = self.trainer.jit_compile
+        jit_compile = self.trainer.jit_compile
         is_main = threading.current_thread() is threading.main_thread()
         if self.trainer.run_eagerly or not is_main or self.capture.is_recording():
             return False  # a step within a step is part of it
-        return (asked is True or isinstance(asked, keras_private.Auto)) and are_plain(data)
+        is_jit = jit_compile is True or isinstance(jit_compile, keras_private.Auto)
+        return is_jit and are_plain(data)
 
     def _is_in_mode(self, session: Session | None) -> bool:
         """Returns whether a mode of torch is active, on all ranks: a program would not call it."""
         if mode := self.capture.active_mode():
-            meet_changed(self._reports.step, f"the active mode of torch ({mode})", session)
-            self._reports.refused(f"{mode} is active, which a captured step would not call")
+            wait_for_new_trace(self._reports.step, f"the active mode of torch ({mode})", session)
+            self._reports.report_refusal(f"{mode} is active, which a captured step would not call")
         return bool(mode)
 
     def _entry(self, data: object, session: Session | None, mode: str) -> CacheEntry | None:
@@ -177,7 +178,7 @@ class CapturedStep:
         signature = Signature.of(data, session, (mode, self.trainer.training))
         if (entry := self._entries.get(signature)) is None:
             if len(self._entries) == _MOST_SIGNATURES:
-                self._reports.refused(
+                self._reports.report_refusal(
                     f"batches came in more than {_MOST_SIGNATURES} shapes: pad them"
                 )
                 return None
@@ -187,7 +188,7 @@ class CapturedStep:
 
     def _programs(self, kind: str) -> list[Program]:
         """Returns the programs for batches of one kind, whatever their sizes."""
-        entries = [entry for each, entry in self._entries.items() if each.kind == kind]
+        entries = [entry for signature, entry in self._entries.items() if signature.kind == kind]
         return [program for entry in entries for program in entry.programs]
 
     def _check_guard(self, entry: CacheEntry, session: Session | None) -> None:
@@ -196,10 +197,10 @@ class CapturedStep:
         if not change:
             return
         if entry.programs:
-            meet_changed(self._reports.step, change, session)
-        self._reports.changed(change)
+            wait_for_new_trace(self._reports.step, change, session)
+        self._reports.report_change(change)
         self._called.forget()  # functions that were replaced run no more
-        entry.after(Event.CHANGED)
+        entry.apply_event(Event.CHANGED)
         if entry.progress.is_unstable:
             entry.unstable = f"{change} changes again and again: {_KEEP}"
 
@@ -208,37 +209,39 @@ class CapturedStep:
     ) -> Any:
         """Runs the step eagerly and records it; makes a program if it ran like that before."""
         # Either may be so on one rank alone, and a step that is recorded starts other collectives.
-        unstable, profiled = zip(*gathered((entry.unstable, is_profiled()), session), strict=True)
+        unstable, profiled = zip(
+            *gather_from_ranks((entry.unstable, is_profiled()), session), strict=True
+        )
         if reason := next(filter(None, unstable), ""):
             self._refuse(entry, reason)
             return step()
         if any(profiled):
-            entry.after(Event.SKIPPED)
+            entry.apply_event(Event.SKIPPED)
             return step()
         began = time.perf_counter()
         with without_collection():
-            with self._called.observed() as profile:
+            with self._called.observe() as profile:
                 donated = 0 if self.closures is None else len(local_tensors(data[0], None))
                 tensors = local_tensors(data, session)
                 outputs, trace = self.capture.record(step, tensors, profile, donated)
             reason = self._refusal(entry, trace, session)
 
             def make(most: RecordedSums | None) -> Outcome:
-                made = self._outcome(entry, trace, reason, most)
-                is_first = made.event is Event.RECORDED and entry.progress.state is State.NEW
+                own_outcome = self._outcome(entry, trace, reason, most)
+                is_first = own_outcome.event is Event.RECORDED and entry.progress.state is State.NEW
                 is_worth = entry.payback.is_worth(left, time.perf_counter() - began)
-                return made if is_worth or not is_first else Outcome(Event.POSTPONED)
+                return own_outcome if is_worth or not is_first else Outcome(Event.POSTPONED)
 
-            outcome = agreed(make, trace, session)
-        self._reports.recorded(time.perf_counter() - began)
+            outcome = agree_on_outcome(make, trace, session)
+        self._reports.report_recording(time.perf_counter() - began)
         if outcome.event is Event.REFUSED:
             self._refuse(entry, outcome.reason)
             return outputs
-        entry.after(outcome.event)
+        entry.apply_event(outcome.event)
         if outcome.event is Event.SKIPPED:
             self._called.forget()
         elif outcome.event is Event.POSTPONED:
-            self._reports.postponed(entry.payback.needed)
+            self._reports.report_postponement(entry.payback.needed)
         elif outcome.program is None:
             entry.traces[trace.numbers] = trace
         else:
@@ -255,7 +258,7 @@ class CapturedStep:
             return Outcome(Event.SKIPPED)
         if reason:
             return Outcome(Event.REFUSED, reason=reason)
-        return self._maker.made(entry, trace, self._programs(entry.signature.kind), most)
+        return self._maker.make_program(entry, trace, self._programs(entry.signature.kind), most)
 
     def _refusal(self, entry: CacheEntry, trace: StepTrace, session: Session | None) -> str:
         """Returns why the recorded step cannot have a program; empty if it can.
@@ -269,7 +272,7 @@ class CapturedStep:
             entry.guard = None  # Keras makes some in the second step
         elif change:
             return f"{change} is changed by the step: {_KEEP}"
-        local = (lambda tensor: tensor) if session is None else session.strategy.local
+        local = (lambda tensor: tensor) if session is None else session.strategy.to_local
         try:
             if entry.guard is None or entry.guard.functions != self._called.count:
                 entry.guard = PythonGuard.of(
@@ -289,8 +292,8 @@ class CapturedStep:
     def _keep(self, program: Program, entry: CacheEntry) -> None:
         entry.programs.append(program)
         self.trainer.zero_grad()  # no later step overwrites the gradients of the eager ones
-        self._reports.captured(self._called.effects(), program.remark)
+        self._reports.report_capture(self._called.effects(), program.remark)
 
     def _refuse(self, entry: CacheEntry, reason: str) -> None:
-        entry.after(Event.REFUSED)
-        self._reports.refused(reason)
+        entry.apply_event(Event.REFUSED)
+        self._reports.report_refusal(reason)

@@ -56,4 +56,4 @@ def keeps_casts() -> bool:
 
 
 def _autocasting() -> list[str]:
-    return [each for each in _DEVICES if torch.is_autocast_enabled(each)]
+    return [device for device in _DEVICES if torch.is_autocast_enabled(device)]

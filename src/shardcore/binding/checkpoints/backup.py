@@ -1,4 +1,4 @@
-"""Patches: `BackupAndRestore`. The file of the weights has all that a resumed run needs.
+"""Patches: `BackupAndRestore`. The file of the weights has all that a resumed run needs (ADR 35).
 
 Keras writes the epoch into a second file: after a crash between the two, an epoch would be trained
 twice. And it begins the epoch again that it has saved in the middle.
@@ -6,6 +6,7 @@ twice. And it begins the epoch again that it has saved in the middle.
 
 import json
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,8 @@ from shardcore.binding import keras_private
 from shardcore.binding.checkpoints.state import generators, generators_of, set_generators
 from shardcore.binding.context.collective_errors import raise_on_all_ranks
 from shardcore.binding.context.session import Session, Sessions
-from shardcore.binding.data_position import DataPosition, Place
-from shardcore.binding.files.callbacks import together
+from shardcore.binding.data_position import DataPosition, SavedPosition
+from shardcore.binding.files.callbacks import write_on_all_ranks
 from shardcore.binding.types import Original
 from shardcore.domain.errors import CheckpointError
 
@@ -38,7 +39,7 @@ class _Backup:
     Args:
         epoch: The epoch that runs, or begins.
         steps: How many of its steps are done.
-        place: The place in the data; None if the epoch reads it from its beginning.
+        position: The position in the data; None if the epoch reads it from its beginning.
         metrics: The values of the variables of metrics.
         seeds: The values of the model's seeds.
         global_seed: That of the seed of random functions that get none, if it exists.
@@ -47,7 +48,7 @@ class _Backup:
 
     epoch: int
     steps: int
-    place: Place | None
+    position: SavedPosition | None
     metrics: list[Any]
     seeds: list[Any]
     global_seed: Any
@@ -67,24 +68,24 @@ def save(sessions: Sessions, original: Original, callback: BackupAndRestore) -> 
     if steps and steps >= ((callback.params or {}).get("steps") or steps + 1):
         setattr(callback, _WAITS, True)
         return
-    place = _place(sessions, steps)
-    if place is None:
+    position = _data_position(sessions, steps)
+    if position is None:
         steps = 0  # Keras begins the epoch again
     state = {
         "epoch": epoch,
         "batch": last,
         "steps": steps,
-        "place": place,
-        "metrics": [_value(each) for each in callback.model.metrics_variables if steps],
+        "place": position,
+        "metrics": [_value(variable) for variable in callback.model.metrics_variables if steps],
         "generators": generators(),
-        "seeds": [_value(each) for each in _seeds(callback.model)],
+        "seeds": [_value(seed) for seed in _seeds(callback.model)],
         "global_seed": _value(keras_private.global_seed()),
     }
-    sessions.beside_weights = {NAME: json.dumps(state)}
+    sessions.weights_file_attributes = {NAME: json.dumps(state)}
     try:
-        together(sessions, original, callback)
+        write_on_all_ranks(sessions, original, callback)
     finally:
-        sessions.beside_weights = {}
+        sessions.weights_file_attributes = {}
 
 
 def end_epoch(
@@ -106,9 +107,9 @@ def load(sessions: Sessions, original: Original, callback: BackupAndRestore) -> 
     session, path = sessions.current(), keras_private.weights_path(callback)
     if session is not None and session.mesh.size > 1:
         # One rank may have copied the backup before a damaged one to its place.
-        session.processes.meet("the restoring of a backup")
-    backup = _agreed(callback, path, session, sessions)
-    _on_all(partial(original, callback), f"restore {path!r}", session, sessions)
+        session.processes.barrier("the restoring of a backup")
+    backup = _read_same_backup(callback, path, session, sessions)
+    _run_collectively(partial(original, callback), f"restore {path!r}", session, sessions)
     run.position = run.position or DataPosition()
     if backup is not None:
         _restore(backup, callback, path, run.position)
@@ -116,7 +117,7 @@ def load(sessions: Sessions, original: Original, callback: BackupAndRestore) -> 
     keras_private.set_progress(callback, first, 0 if backup is None else backup.steps)
 
 
-def _agreed(
+def _read_same_backup(
     callback: BackupAndRestore, path: str, session: Session | None, sessions: Sessions
 ) -> _Backup | None:
     """Returns the state in the file, on which all ranks agree; None if there is none.
@@ -125,26 +126,29 @@ def _agreed(
         CheckpointError: If the ranks, whose paths may differ, have different ones.
     """
     read: list[_Backup | None] = []
-    found: list[str] = []
+    contents: list[str] = []
 
-    def look() -> None:
+    def read_here() -> None:
         exists = not keras_private.is_remote(path) and os.path.exists(path)
         read.append(_read(path) if exists else None)
-        found.append(str(read[0] or ("weights alone" if exists else "nothing")))
+        contents.append(str(read[0] or ("weights alone" if exists else "nothing")))
 
-    _on_all(look, f"read {path!r}", session, sessions)
+    _run_collectively(read_here, f"read {path!r}", session, sessions)
     if session is not None and session.mesh.size > 1:
-        everyone = session.processes.gather((found[0], path))
+        everyone = session.processes.gather((contents[0], path))
         if len({what for what, _ in everyone}) > 1:
-            those = "; ".join(f"rank {rank}: {w} in {p!r}" for rank, (w, p) in enumerate(everyone))
+            texts = (f"rank {rank}: {w} in {p!r}" for rank, (w, p) in enumerate(everyone))
             raise CheckpointError(
-                f"Expected the same backup on all ranks, found {those}. Copy the one to go on with "
-                "to the paths of all ranks, or remove them all to train from the beginning."
+                f"Expected the same backup on all ranks, found {'; '.join(texts)}. Copy the one to "
+                "go on with to the paths of all ranks, or remove them all to train from the "
+                "beginning."
             )
     return read[0]
 
 
-def _on_all(work: Any, what: str, session: Session | None, sessions: Sessions) -> None:
+def _run_collectively(
+    work: Callable[[], None], what: str, session: Session | None, sessions: Sessions
+) -> None:
     if session is None or session.mesh.size == 1:
         work()
     else:
@@ -163,7 +167,7 @@ def _read(path: str) -> _Backup | None:
         return _Backup(
             int(state["epoch"]),
             int(state["steps"]),
-            None if place is None else Place.from_json(place),
+            None if place is None else SavedPosition.from_json(place),
             list(state["metrics"]),
             list(state["seeds"]),
             state["global_seed"],
@@ -199,7 +203,7 @@ def _restore(
         seed.assign(value)
     set_generators(backup.generators)
     keras_private.begin_at(model, backup.epoch)
-    position.ahead = backup.place
+    position.ahead = backup.position
     position.metrics = list(zip(metrics, backup.metrics, strict=True))
 
 
@@ -214,18 +218,18 @@ def _steps(sessions: Sessions, callback: BackupAndRestore) -> int:
     return keras_private.progress_of(callback)[1] + 1
 
 
-def _place(sessions: Sessions, steps: int) -> dict[str, object] | None:
+def _data_position(sessions: Sessions, steps: int) -> dict[str, object] | None:
     """Returns the place in the data; None if the next epoch reads it from its beginning."""
     run = sessions.run()
     position = None if run is None else run.position
     if position is None or not (steps or position.goes_on):
         return None
-    place = position.place(steps)
-    return None if place is None else place.to_json()
+    saved = position.saved(steps)
+    return None if saved is None else saved.to_json()
 
 
 def _seeds(model: keras.Model) -> list[keras.Variable]:
-    return [each for each in model.variables if keras_private.is_seed(each)]
+    return [variable for variable in model.variables if keras_private.is_seed(variable)]
 
 
 def _value(variable: keras.Variable | None) -> Any:

@@ -11,7 +11,7 @@ from shardcore.binding.checkpoints.checkpoints import Checkpoints
 from shardcore.binding.checkpoints.due import Due
 from shardcore.binding.checkpoints.loading import Loading
 from shardcore.binding.checkpoints.saving import Saving
-from shardcore.binding.data_position import DataPosition, Place
+from shardcore.binding.data_position import DataPosition, SavedPosition
 from shardcore.binding.keras_private.variables import tensor_of
 from shardcore.domain.errors import CheckpointError
 from shardcore.ports.checkpoints import Lease
@@ -72,10 +72,10 @@ class ShardedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
         latest = self.checkpoints.latest(self.directory) if self.resume else None
         if latest is not None:
             self._loading = self.checkpoints.load(latest, self.model)
-            self._go_on(self._loading)
+            self._resume(self._loading)
         self.due.start(self._progress.step)
 
-    def _go_on(self, loading: Loading) -> None:
+    def _resume(self, loading: Loading) -> None:
         """Restores the progress and the position in the data from a checkpoint."""
         training = loading.index.state.get("training")
         if training is None:
@@ -84,8 +84,8 @@ class ShardedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
                 "no epoch to go on at: give another directory, or resume=False after "
                 "shardcore.load_checkpoint()."
             )
-        place = training["place"]
-        self._position.ahead = None if place is None else Place.from_json(place)
+        saved = training["place"]
+        self._position.ahead = None if saved is None else SavedPosition.from_json(saved)
         self._progress = _Progress(loading.index.step, training["epoch"], training["of_epoch"])
         keras_private.begin_at(self.model, training["epoch"])
         if training["of_epoch"]:
@@ -97,19 +97,19 @@ class ShardedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
         if self._loading is None:
             self._progress.of_epoch = 0
         else:
-            others = self._others()
+            callbacks = self._others()
             states = self._loading.index.state["training"]["callbacks"]
-            callback_state.restore(others, states, self._loading.arrays)
+            callback_state.restore(callbacks, states, self._loading.arrays)
         self._loading = None
         self._progress.epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         """Saves if it is due; after the last step of an epoch at its end."""
-        before, done = self._progress.step, batch + 1
-        self._progress.step += done - self._progress.of_epoch
-        self._progress.of_epoch = done
+        before, steps_done = self._progress.step, batch + 1
+        self._progress.step += steps_done - self._progress.of_epoch
+        self._progress.of_epoch = steps_done
         self._is_due = self.due.after_step(before, self._progress.step) or self._is_due
-        is_last = done >= (self.params.get("steps") or done + 1)
+        is_last = steps_done >= (self.params.get("steps") or steps_done + 1)
         if self._is_due and not is_last:
             self._save()
 
@@ -152,11 +152,11 @@ class ShardedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
         self.finish()
         self._is_due, self._saved_step = False, self._progress.step
         states, arrays = callback_state.states_of(self._others())
-        place = self._position.place(self._progress.of_epoch)
+        saved = self._position.saved(self._progress.of_epoch)
         training = {
             "epoch": self._progress.epoch,
             "of_epoch": self._progress.of_epoch,
-            "place": None if place is None or self._starts_again() else place.to_json(),
+            "place": None if saved is None or self._restarts_data() else saved.to_json(),
             "callbacks": states,
         }
         session = self.checkpoints.sessions.current()
@@ -167,18 +167,18 @@ class ShardedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
             self._progress.step,
             {"training": training},
             self.keep,
-            [state.replicated(name, value, mesh) for name, value in arrays.items()],
+            [state.replicated_tensor(name, value, mesh) for name, value in arrays.items()],
             self._lease,
         )
         if not self.asynchronous:
             self.finish()
 
-    def _starts_again(self) -> bool:
+    def _restarts_data(self) -> bool:
         """Returns whether the next epoch makes a new iterator of the data."""
         return not self._progress.of_epoch and not self._position.goes_on
 
     def _others(self) -> list[keras.callbacks.Callback]:
         """Returns the other callbacks of the fit."""
         run = self.checkpoints.sessions.run()
-        those = [] if run is None or run.callbacks is None else run.callbacks.callbacks
-        return [each for each in those if each is not self]
+        callbacks = [] if run is None or run.callbacks is None else run.callbacks.callbacks
+        return [callback for callback in callbacks if callback is not self]

@@ -19,7 +19,7 @@ _ATTRIBUTES: tuple[tuple[type[Callback], tuple[str, ...]], ...] = (
 
 
 def states_of(
-    those: Iterable[Callback],
+    callbacks: Iterable[Callback],
 ) -> tuple[dict[str, dict[str, Any]], dict[str, torch.Tensor]]:
     """Returns the states of callbacks as JSON, and the arrays in them by name.
 
@@ -28,7 +28,7 @@ def states_of(
     """
     states: dict[str, dict[str, Any]] = {}
     arrays: dict[str, torch.Tensor] = {}
-    for name, callback in _named(those):
+    for name, callback in _named(callbacks):
         states[name] = {
             key: _to_json(f"{name}/{key}", value, arrays) for key, value in _state(callback).items()
         }
@@ -36,12 +36,12 @@ def states_of(
 
 
 def restore(
-    those: Iterable[Callback],
+    callbacks: Iterable[Callback],
     states: Mapping[str, Mapping[str, object]],
     arrays: Mapping[str, torch.Tensor],
 ) -> None:
     """Gives callbacks the states that `states_of` has returned of the same ones."""
-    for name, callback in _named(those):
+    for name, callback in _named(callbacks):
         if name not in states:
             continue
         state = {
@@ -53,14 +53,14 @@ def restore(
             callback.load_state_dict(state)
 
 
-def _named(those: Iterable[Callback]) -> Iterator[tuple[str, Callback]]:
+def _named(callbacks: Iterable[Callback]) -> Iterator[tuple[str, Callback]]:
     """Yields the callbacks that have a state, with their class and their number in it."""
     counts: dict[str, int] = {}
-    for each in those:
-        if _attributes(each) or hasattr(each, "load_state_dict"):
-            kind = type(each).__name__
+    for callback in callbacks:
+        if _attributes(callback) or hasattr(callback, "load_state_dict"):
+            kind = type(callback).__name__
             counts[kind] = counts.get(kind, -1) + 1
-            yield f"callbacks/{kind}/{counts[kind]}", each
+            yield f"callbacks/{kind}/{counts[kind]}", callback
 
 
 def _attributes(callback: Callback) -> tuple[str, ...]:
@@ -82,7 +82,7 @@ def _to_json(name: str, value: Any, arrays: dict[str, torch.Tensor]) -> Any:
         arrays[name] = torch.from_numpy(np.ascontiguousarray(value)).reshape(value.shape)
         return {"array": name}
     if isinstance(value, list | tuple):
-        return [_to_json(f"{name}/{number}", each, arrays) for number, each in enumerate(value)]
+        return [_to_json(f"{name}/{number}", inner, arrays) for number, inner in enumerate(value)]
     if value is None or isinstance(value, bool | int | float | str | dict):
         return value
     raise CheckpointError(
@@ -93,7 +93,7 @@ def _to_json(name: str, value: Any, arrays: dict[str, torch.Tensor]) -> Any:
 
 def _from_json(name: str, value: object, arrays: Mapping[str, torch.Tensor]) -> Any:
     if isinstance(value, list):
-        return [_from_json(f"{name}/{number}", each, arrays) for number, each in enumerate(value)]
+        return [_from_json(f"{name}/{number}", inner, arrays) for number, inner in enumerate(value)]
     if isinstance(value, dict) and value.keys() == {"array"}:
         return arrays[value["array"]].numpy()
     return value

@@ -60,15 +60,17 @@ class Checkpoints:
         Raises:
             CheckpointError: On all ranks, if another job has it.
         """
-        place, session = Path(directory).absolute(), self.sessions.current()
-        taken: list[Lease] = []
+        path, session = Path(directory).absolute(), self.sessions.current()
+        leases: list[Lease] = []
 
         def work() -> None:
             if session is None or session.world.position == 0:
-                taken.append(self.store.lease(place))
+                leases.append(self.store.lease(path))
 
-        saving.together(work, f"write checkpoints into {str(place)!r}", session, self.sessions)
-        return taken[0] if taken else None
+        saving.run_collectively(
+            work, f"write checkpoints into {str(path)!r}", session, self.sessions
+        )
+        return leases[0] if leases else None
 
     def load(
         self, path: str | os.PathLike[str], model: keras.Model, strict: bool = True
@@ -78,6 +80,8 @@ class Checkpoints:
 
     def latest(self, directory: str | os.PathLike[str]) -> Path | None:
         """Returns the newest complete checkpoint, None without one. A collective."""
-        place, session = Path(directory).absolute(), self.sessions.current()
-        what = f"look for checkpoints in {str(place)!r}"
-        return loading.chosen(lambda: self.store.latest(place), what, session, self.sessions)
+        path, session = Path(directory).absolute(), self.sessions.current()
+        what = f"look for checkpoints in {str(path)!r}"
+        return loading.choose_on_rank_0(
+            lambda: self.store.latest(path), what, session, self.sessions
+        )

@@ -31,11 +31,11 @@ class Due:
     _look: int = attrs.field(default=0, init=False)  # the step of the next look at the clock
 
     def __attrs_post_init__(self) -> None:
-        given = {"steps": self.steps, "epochs": self.epochs, "minutes": self.minutes}
-        for name, value in given.items():
+        limits = {"steps": self.steps, "epochs": self.epochs, "minutes": self.minutes}
+        for name, value in limits.items():
             if value is not None and value <= 0:
                 raise CheckpointError(f"Expected every_{name} above 0, got {value}.")
-        if all(value is None for value in given.values()):
+        if all(value is None for value in limits.values()):
             self.epochs = 1
 
     def start(self, step: int) -> None:
@@ -50,7 +50,7 @@ class Due:
         return self._by_minutes(step) or by_steps
 
     def after_epoch(self, epochs: int) -> bool:
-        """Returns whether a checkpoint is due after so many epochs."""
+        """Returns whether a checkpoint is due after this many epochs."""
         return self.epochs is not None and epochs % self.epochs == 0
 
     def _by_minutes(self, step: int) -> bool:

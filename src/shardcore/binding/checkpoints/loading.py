@@ -1,4 +1,4 @@
-"""The loading of a checkpoint: everything is checked on all ranks, then values are read."""
+"""Loads a checkpoint: everything is checked on all ranks, then values are read (ADR 31)."""
 
 import hashlib
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import torch
 
 from shardcore.binding import keras_private
 from shardcore.binding.checkpoints import state
-from shardcore.binding.checkpoints.saving import session_of, together
+from shardcore.binding.checkpoints.saving import run_collectively, session_of
 from shardcore.binding.checkpoints.state import StateTensor
 from shardcore.binding.context import rank_consistency
 from shardcore.binding.context.session import Session, Sessions
@@ -57,13 +57,13 @@ def load(
         CheckpointError: On all ranks, before a value of the model has changed.
     """
     session = session_of(model, sessions, "load_checkpoint")
-    checkpoint = _found(path, session, sessions, store)
+    checkpoint = _find(path, session, sessions, store)
     index = _index(checkpoint, session, sessions, store)
     _make_missing(model, index)
-    tensors = {each.name: each for each in state.tensors_of(model, session)}
+    tensors = {tensor.name: tensor for tensor in state.tensors_of(model, session)}
     compiled = getattr(model, "optimizer", None) is not None
     optional = _OPTIONAL if compiled else (*_OPTIONAL, "optimizer")
-    matched = match([each.wanted() for each in tensors.values()], index.variables, optional)
+    matched = match([tensor.to_load() for tensor in tensors.values()], index.variables, optional)
     if strict:
         matched.check(str(checkpoint))
     position, ranks = (0, 1) if session is None else (session.world.position, session.mesh.size)
@@ -90,33 +90,33 @@ def load(
                 reader.read(stored, stored.as_one_part, stored.shape, state.bytes_of(array))
             state.set_generators(generators)
 
-        together(check, f"check checkpoint {str(checkpoint)!r}", session, sessions)
-        together(read, f"read checkpoint {str(checkpoint)!r}", session, sessions)
+        run_collectively(check, f"check checkpoint {str(checkpoint)!r}", session, sessions)
+        run_collectively(read, f"read checkpoint {str(checkpoint)!r}", session, sessions)
     report = _report(checkpoint, index, matched, count)
     return Loading(checkpoint, index, report, {stored.name: array for stored, array in arrays})
 
 
-def chosen(
+def choose_on_rank_0(
     choose: Callable[[], Path | None], what: str, session: Session | None, sessions: Sessions
 ) -> Path | None:
     """Returns the checkpoint that rank 0 chooses, None if it finds none. A collective."""
-    found: list[Path | None] = []
+    chosen: list[Path | None] = []
 
     def work() -> None:
         if session is None or session.processes.rank == 0:
-            found.append(choose())
+            chosen.append(choose())
 
-    together(work, what, session, sessions)
+    run_collectively(work, what, session, sessions)
     if session is None:
-        return found[0]
-    path: Path | None = session.processes.gather(found)[0][0]
+        return chosen[0]
+    path: Path | None = session.processes.gather(chosen)[0][0]
     return path
 
 
-def _found(path: Path, session: Session | None, sessions: Sessions, store: CheckpointStore) -> Path:
+def _find(path: Path, session: Session | None, sessions: Sessions, store: CheckpointStore) -> Path:
     """Returns the folder of the checkpoint that `path` names."""
     what = f"look for a checkpoint in {str(path)!r}"
-    checkpoint = chosen(lambda: store.find(path), what, session, sessions)
+    checkpoint = choose_on_rank_0(lambda: store.find(path), what, session, sessions)
     if checkpoint is None:
         raise CheckpointError(
             f"{str(path)!r} is no complete checkpoint and has none: give a folder that "
@@ -129,25 +129,25 @@ def _index(
     checkpoint: Path, session: Session | None, sessions: Sessions, store: CheckpointStore
 ) -> Index:
     """Returns the index, which every rank reads, and which is equal on all."""
-    found: list[Index] = []
-    together(
-        lambda: found.append(store.index(checkpoint)),
+    indexes: list[Index] = []
+    run_collectively(
+        lambda: indexes.append(store.index(checkpoint)),
         f"read the index of checkpoint {str(checkpoint)!r}",
         session,
         sessions,
     )
     if session is not None:
-        digest = hashlib.sha256(found[0].to_text().encode()).hexdigest()
+        digest = hashlib.sha256(indexes[0].to_text().encode()).hexdigest()
         rank_consistency.compare(
             {f"checkpoint {str(checkpoint)!r}": f"index {digest[:12]}"}, session
         )
-    return found[0]
+    return indexes[0]
 
 
 def _make_missing(model: keras.Model, index: Index) -> None:
     """Makes the variables that Keras makes at the first step only, if the checkpoint has them."""
     optimizer = getattr(model, "optimizer", None)
-    groups = [each.group for each in index.variables]
+    groups = [variable.group for variable in index.variables]
     if optimizer is not None and groups.count("optimizer") > len(optimizer.variables):
         optimizer.build(model.trainable_variables)
     if "global seed" in groups:
@@ -161,9 +161,9 @@ def _parts(tensor: StateTensor, position: int) -> list[HeldPart]:
 def _arrays(index: Index) -> list[tuple[StoredVariable, torch.Tensor]]:
     """Returns the tensors of callbacks, each with an array for its values."""
     return [
-        (each, torch.empty(each.shape, dtype=getattr(torch, each.dtype)))
-        for each in index.variables
-        if each.group == "callbacks"
+        (variable, torch.empty(variable.shape, dtype=getattr(torch, variable.dtype)))
+        for variable in index.variables
+        if variable.group == "callbacks"
     ]
 
 

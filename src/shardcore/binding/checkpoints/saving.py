@@ -1,4 +1,4 @@
-"""The saving of a checkpoint: the main thread copies, other threads write, all ranks agree."""
+"""Saves a checkpoint: the main thread copies, other threads write, all ranks agree (ADR 31)."""
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -44,8 +44,8 @@ class Saving:
         """
         what = f"write checkpoint {str(self.path)!r}"
         try:
-            together(self.pending.wait_for_file, what, self.session, self.sessions)
-            together(self.pending.wait_for_commit, what, self.session, self.sessions)
+            run_collectively(self.pending.wait_for_file, what, self.session, self.sessions)
+            run_collectively(self.pending.wait_for_commit, what, self.session, self.sessions)
         except BaseException:
             self.pending.cancel()
             raise
@@ -80,7 +80,7 @@ def begin(
     """
     session = session_of(model, sessions, "save_checkpoint")
     tensors = [*state.tensors_of(model, session), *arrays]
-    variables = divide(each.to_store() for each in tensors)
+    variables = divide(tensor.to_store() for tensor in tensors)
     content = {**own_state, "generators": state.generators()}
     mesh = state.ONE_DEVICE if session is None else session.mesh
     index = Index(step, str(mesh), versions, tuple(variables), (), content)
@@ -98,10 +98,12 @@ def begin(
         leases.append(lease.use())
     try:
         folder = _folder(directory, step, rank, leases, session, sessions, store)
-        mine = pieces_of_rank(zip(variables, (each.layout for each in tensors), strict=True), rank)
-        named = {each.name: each for each in tensors}
+        own_pieces = pieces_of_rank(
+            zip(variables, (tensor.layout for tensor in tensors), strict=True), rank
+        )
+        named = {tensor.name: tensor for tensor in tensors}
         commit = Commit(index, mesh.size, keep, leases[0]) if rank == 0 else None
-        pending = store.write(folder, rank, list(state.contents(named, mine)), commit)
+        pending = store.write(folder, rank, list(state.contents(named, own_pieces)), commit)
     except BaseException:
         for lease in leases:
             lease.release()
@@ -122,7 +124,7 @@ def session_of(model: keras.Model, sessions: Sessions, what: str) -> Session | N
             f"{what}() was called on thread {threading.current_thread().name!r}: all ranks take "
             "part in it, so call it on the main thread."
         )
-    session = sessions.current() or sessions.keeping(model)
+    session = sessions.current() or sessions.session_of_model(model)
     if session is None:
         if sessions.processes.world_size > 1:
             raise StrategyError(
@@ -131,7 +133,7 @@ def session_of(model: keras.Model, sessions: Sessions, what: str) -> Session | N
                 "keras.distribution.set_distribution(keras.distribution.DataParallel())."
             )
         return None
-    session.processes.meet(f"{what}()")
+    session.processes.barrier(f"{what}()")
     adoption.adopt(model, session)
     sessions.sums.reduce()
     return session
@@ -147,21 +149,21 @@ def _folder(
     store: CheckpointStore,
 ) -> Path:
     """Returns the new folder, which rank 0 makes under its lease; asks for one if it has none."""
-    made: list[Path] = []
+    folders: list[Path] = []
 
     def work() -> None:
         if rank == 0:
             if not leases:
                 leases.append(store.lease(directory))
-            made.append(store.begin(leases[0], step))
+            folders.append(store.begin(leases[0], step))
 
-    together(work, f"begin a checkpoint in {str(directory)!r}", session, sessions)
+    run_collectively(work, f"begin a checkpoint in {str(directory)!r}", session, sessions)
     if session is None:
-        return made[0]
-    return next(each[0] for each in session.processes.gather(made) if each)
+        return folders[0]
+    return next(paths[0] for paths in session.processes.gather(folders) if paths)
 
 
-def together(
+def run_collectively(
     work: Callable[[], None], what: str, session: Session | None, sessions: Sessions
 ) -> None:
     """Does `work` on all ranks; if it fails on one, all raise its error."""

@@ -57,7 +57,7 @@ class StateTensor:
             self.name, self.path, self.group, self.shape, self.dtype, self.layout
         )
 
-    def wanted(self) -> VariableToLoad:
+    def to_load(self) -> VariableToLoad:
         """Returns what the match with a checkpoint needs of it."""
         return VariableToLoad(self.name, self.path, self.group, self.shape, self.dtype)
 
@@ -76,20 +76,20 @@ def tensors_of(model: keras.Model, session: Session | None) -> list[StateTensor]
     keys = keras_private.weight_keys(model)
     groups = _groups(model)
     numbers = {group: count() for group in ("model", "seeds", "optimizer", "metrics")}
-    found = []
+    tensors = []
     for variable in rank_consistency.variables_of(model):
         group = groups.get(id(variable), "model")
         name = keys.get(id(variable)) or f"{group}/{next(numbers[group])}"
-        found.append(_of_variable(name, group, variable, session))
+        tensors.append(_of_variable(name, group, variable, session))
     seed = keras_private.global_seed()
     if seed is not None:
-        found.append(_of_variable(GLOBAL_SEED, "global seed", seed, session))
+        tensors.append(_of_variable(GLOBAL_SEED, "global seed", seed, session))
     for number, buffer in enumerate(wrapper.buffers(model)):
-        found.append(_of_buffer(f"buffers/{number}", buffer, session))
-    return found
+        tensors.append(_of_buffer(f"buffers/{number}", buffer, session))
+    return tensors
 
 
-def replicated(name: str, value: torch.Tensor, mesh: Mesh) -> StateTensor:
+def replicated_tensor(name: str, value: torch.Tensor, mesh: Mesh) -> StateTensor:
     """Returns the state of a callback, a plain tensor that is equal on all ranks."""
     layout = Layout.replicated(mesh, value.ndim)
     return StateTensor(name, name, "callbacks", tuple(value.shape), layout, value)
@@ -109,18 +109,19 @@ def generators_of(states: Mapping[str, str], checkpoint: Path) -> dict[str, torc
     Raises:
         CheckpointError: If they are no states of this release of torch.
     """
-    found = {}
+    generator_states = {}
     try:
         for device, text in states.items():
             if device == "cpu" or torch.cuda.is_available():
-                found[device] = torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
-                torch.Generator(device).set_state(found[device])
+                state = torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
+                torch.Generator(device).set_state(state)
+                generator_states[device] = state
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"The state of torch's generator in {str(checkpoint)!r} does not fit torch "
             f"{torch.__version__} ({error}): load it with the release that saved it."
         ) from None
-    return found
+    return generator_states
 
 
 def set_generators(states: Mapping[str, torch.Tensor]) -> None:
@@ -133,9 +134,11 @@ def _groups(model: keras.Model) -> dict[int, str]:
     """Returns the group of each variable that is no weight, by its `id`."""
     optimizer = getattr(model, "optimizer", None)
     return {
-        **{id(each): "seeds" for each in model.variables if keras_private.is_seed(each)},
-        **{id(each): "optimizer" for each in getattr(optimizer, "variables", ())},
-        **{id(each): "metrics" for each in getattr(model, "metrics_variables", None) or ()},
+        **{
+            id(variable): "seeds" for variable in model.variables if keras_private.is_seed(variable)
+        },
+        **{id(variable): "optimizer" for variable in getattr(optimizer, "variables", ())},
+        **{id(variable): "metrics" for variable in getattr(model, "metrics_variables", None) or ()},
     }
 
 
@@ -147,14 +150,14 @@ def _of_variable(
         mesh = ONE_DEVICE if session is None else session.mesh
         local, layout = tensor_of(variable), Layout.replicated(mesh, len(shape))
     else:
-        local = session.strategy.local(tensor_of(variable))
+        local = session.strategy.to_local(tensor_of(variable))
     return StateTensor(name, variable.path, group, shape, layout, local.detach())
 
 
 def _of_buffer(name: str, buffer: torch.Tensor, session: Session | None) -> StateTensor:
     layout, local = None, buffer
     if session is not None and session.strategy.owns(buffer):
-        layout, local = session.strategy.layout(buffer), session.strategy.local(buffer)
+        layout, local = session.strategy.layout(buffer), session.strategy.to_local(buffer)
     if layout is None:
         mesh = ONE_DEVICE if session is None else session.mesh
         layout = Layout.replicated(mesh, buffer.ndim)

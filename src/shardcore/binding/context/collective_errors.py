@@ -15,17 +15,17 @@ from shardcore.ports.world import Processes
 
 
 @attrs.define(eq=False)
-class _SharedWork:
+class _CollectiveWork:
     """Work that ranks do together.
 
     Args:
         processes: The ranks.
-        is_alike: Whether all ranks run the same code in it, as in a callback: none writes alone.
+        is_same_code: Whether all ranks run the same code, as in a callback: none writes alone.
         failures: The error of each rank after a failure.
     """
 
     processes: Processes
-    is_alike: bool
+    is_same_code: bool
     failures: list[Exception | None] | None = None
 
 
@@ -35,16 +35,16 @@ def raise_on_all_ranks(
     session: Session,
     sessions: Sessions,
     *,
-    is_alike: bool = False,
+    is_same_code: bool = False,
 ) -> None:
     """Does this rank's part of `work`; if a rank's fails, raises the first such error on all.
 
     All ranks start its collectives in the same order. Messages name it `what`: "save 'a.keras'". A
-    StrategyError replaces an error that cannot be sent to other processes. If the work `is_alike`,
-    all ranks run the same code in it.
+    StrategyError replaces an error that cannot be sent to other processes. With
+    `is_same_code` all ranks run the same code in it.
     """
     own: Exception | None = None
-    with _shared(sessions, is_alike=is_alike) as shared:
+    with _collective(sessions, is_same_code=is_same_code) as current:
         try:
             work()
         except OtherRankFailed:  # this rank ends; it waits for no other
@@ -52,24 +52,24 @@ def raise_on_all_ranks(
         except Exception as error:
             if is_shared(error):
                 raise
-            if shared.failures is None:
+            if current.failures is None:
                 own = _picklable(error, what, session.processes, "every rank")
-    if shared.failures is None:
-        shared.failures = _gathered(own, session.processes)
-    for rank, failure in enumerate(shared.failures):
+    if current.failures is None:
+        current.failures = _gather_errors(own, session.processes)
+    for rank, failure in enumerate(current.failures):
         if failure is not None:
             is_own = own is not None and rank == session.processes.rank
             raise mark_shared(own if own is not None and is_own else failure)
 
 
-def raise_on_ranks_that_come(work: Callable[[], None], what: str, sessions: Sessions) -> None:
-    """Does `work` on one of the ranks that come; if it fails, raises its error on all that come.
+def raise_on_calling_ranks(work: Callable[[], None], what: str, sessions: Sessions) -> None:
+    """Does `work` on one of the ranks that call this; if it fails, raises its error on them all.
 
     Messages name it `what`, as those of `raise_on_all_ranks` do.
     """
 
     def attempt() -> Exception | None:
-        with _shared(sessions, is_alike=False):
+        with _collective(sessions, is_same_code=False):
             try:
                 work()
             except OtherRankFailed:
@@ -84,22 +84,22 @@ def raise_on_ranks_that_come(work: Callable[[], None], what: str, sessions: Sess
 
 
 @contextmanager
-def _shared(sessions: Sessions, *, is_alike: bool) -> Iterator[_SharedWork]:
-    before = sessions.shared_work
-    sessions.shared_work = shared = _SharedWork(sessions.processes, is_alike)
+def _collective(sessions: Sessions, *, is_same_code: bool) -> Iterator[_CollectiveWork]:
+    before = sessions.collective_work
+    sessions.collective_work = current = _CollectiveWork(sessions.processes, is_same_code)
     try:
-        yield shared
+        yield current
     finally:
-        sessions.shared_work = before
+        sessions.collective_work = before
 
 
-def have_all_come(sessions: Sessions) -> bool:
+def do_all_ranks_run_this(sessions: Sessions) -> bool:
     """Returns whether all ranks run this code together, as in a callback that saves.
 
     Where one rank writes and the others attend, the writer may save something more alone.
     """
-    shared: _SharedWork | None = sessions.shared_work
-    return shared is not None and shared.is_alike
+    current: _CollectiveWork | None = sessions.collective_work
+    return current is not None and current.is_same_code
 
 
 def check_other_ranks(sessions: Sessions) -> None:
@@ -108,21 +108,21 @@ def check_other_ranks(sessions: Sessions) -> None:
     If Keras handles that error, it is raised again here, and by `raise_on_all_ranks` at the end:
     the failed ranks join no further collective.
     """
-    shared: _SharedWork | None = sessions.shared_work
-    if shared is None:
+    current: _CollectiveWork | None = sessions.collective_work
+    if current is None:
         return
-    if shared.failures is None:
-        failures: list[Exception | None] = shared.processes.gather(None)
+    if current.failures is None:
+        failures: list[Exception | None] = current.processes.gather(None)
         if all(failure is None for failure in failures):
             return
-        shared.failures = failures
-    raise mark_shared(next(failure for failure in shared.failures if failure is not None))
+        current.failures = failures
+    raise mark_shared(next(failure for failure in current.failures if failure is not None))
 
 
-def _gathered(own: Exception | None, processes: Processes) -> list[Exception | None]:
-    """Returns the error of each rank; one of a rank that came to another call is raised there too.
+def _gather_errors(own: Exception | None, processes: Processes) -> list[Exception | None]:
+    """Returns the error of each rank.
 
-    If the ranks do not come together, this rank's own error came first.
+    If a rank is in another call, this raises: this rank's own error, which came first, if any.
     """
     try:
         return processes.gather(own)

@@ -10,7 +10,7 @@ logger = log_of("session")
 
 
 def warn_of_hosts(
-    world: World, batch_axes: Collection[str], hosts: Sequence[str], given: set[str]
+    world: World, batch_axes: Collection[str], hosts: Sequence[str], warned: set[str]
 ) -> None:
     """Warns of each axis that does not shard the batch and crosses hosts.
 
@@ -19,10 +19,10 @@ def warn_of_hosts(
         batch_axes: The axes that shard the batch. They may cross hosts: what moves along them can
             be sent beside the computation.
         hosts: The host of each process; empty if it is not known.
-        given: The warnings that were given, to which this adds.
+        warned: The warnings that were given, to which this adds.
     """
     for axis in world.mesh.axis_names if hosts else ():
         warning = crossing_warning(world.mesh, axis, world.processes, hosts)
-        if warning and axis not in batch_axes and warning not in given:
-            given.add(warning)
+        if warning and axis not in batch_axes and warning not in warned:
+            warned.add(warning)
             logger.warning(warning)

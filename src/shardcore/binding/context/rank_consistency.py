@@ -62,19 +62,19 @@ def compare_values(variables: Iterable[Variable], session: Session) -> None:
         compare(facts, session)
 
 
-def compare(facts: Facts, session: Session, said: object = None) -> list[Any]:
+def compare(facts: Facts, session: Session, message: object = None) -> list[Any]:
     """Raises on every rank if the ranks' facts differ, naming the first that does.
 
-    Returns what each rank has `said`.
+    Returns the `message` of each rank.
     """
     digest = hashlib.sha256(repr(sorted(facts.items())).encode()).hexdigest()
-    gathered = session.processes.gather((digest, said))
-    if len({each for each, _ in gathered}) > 1:
+    gathered = session.processes.gather((digest, message))
+    if len({rank_digest for rank_digest, _ in gathered}) > 1:
         _raise_first_difference(session.processes.gather(facts))
-    return [each for _, each in gathered]
+    return [rank_message for _, rank_message in gathered]
 
 
-def agreed(value: object, how: str, processes: Processes) -> Any:
+def agree(value: object, how: str, processes: Processes) -> Any:
     """Returns one decision of all ranks: `how` is "any", "all" or "rank 0"."""
     if how not in ("any", "all", "rank 0"):
         raise StrategyError(
@@ -91,8 +91,8 @@ def agreed(value: object, how: str, processes: Processes) -> Any:
 
 
 def _raise_first_difference(everyone: list[Facts]) -> None:
-    for name in dict.fromkeys(name for each in everyone for name in each):
-        values = [each.get(name, "nothing") for each in everyone]
+    for name in dict.fromkeys(name for facts in everyone for name in facts):
+        values = [facts.get(name, "nothing") for facts in everyone]
         usual = max(set(values), key=lambda value: (values.count(value), -values.index(value)))
         odd = [rank for rank, value in enumerate(values) if value != usual]
         if odd:
@@ -104,7 +104,7 @@ def _raise_first_difference(everyone: list[Facts]) -> None:
             )
 
 
-def meet_changed(step: str, where: str, session: Session | None) -> None:
+def wait_for_new_trace(step: str, where: str, session: Session | None) -> None:
     """Waits until all ranks drop the trace of `step`; a rank that runs it would not answer.
 
     `where` names the state that has changed on this rank.
@@ -112,7 +112,7 @@ def meet_changed(step: str, where: str, session: Session | None) -> None:
     if session is None or session.mesh.size == 1:
         return
     try:
-        session.processes.meet(f"recording {step} again, as {where} has changed")
+        session.processes.barrier(f"recording {step} again, as {where} has changed")
     except RankMismatchError as error:
         raise RankMismatchError(
             f"Rank {session.processes.rank} records {step} again, because {where} has changed "
@@ -124,9 +124,9 @@ def meet_changed(step: str, where: str, session: Session | None) -> None:
 def _compare_rows(facts: Facts, session: Session) -> None:
     """Raises if processes at the same place of the batch axes have different rows."""
     axes = named_axes(session.batch_axes)
-    place = session.mesh.position_along(session.batch_axes, session.world.position)
+    position = session.mesh.position_along(session.batch_axes, session.world.position)
     first: dict[int, tuple[int, Facts]] = {}
-    for process, (at, rows) in enumerate(session.processes.gather((place, facts))):
+    for process, (at, rows) in enumerate(session.processes.gather((position, facts))):
         other, expected = first.setdefault(at, (process, rows))
         for name in dict.fromkeys([*expected, *rows]):
             if rows.get(name) != expected.get(name):
@@ -184,18 +184,18 @@ def _sum(local: torch.Tensor) -> torch.Tensor:
     It adds part by part, as torch copies the operand of a sum in `float64`.
     """
     parts = torch.split(local.reshape(-1), _SUMMED_AT_ONCE)
-    return torch.stack([each.sum(dtype=torch.float64) for each in parts]).sum()
+    return torch.stack([part.sum(dtype=torch.float64) for part in parts]).sum()
 
 
 def _local(variable: Variable, session: Session) -> torch.Tensor:
     with torch.no_grad():
-        local: torch.Tensor = session.strategy.local(tensor_of(variable))
+        local: torch.Tensor = session.strategy.to_local(tensor_of(variable))
     return local.detach()
 
 
 def copies(model: Model, session: Session) -> Facts:
     """Returns facts on the values of replicated variables, except variables of metrics."""
-    metrics = {id(each) for each in getattr(model, "metrics_variables", None) or []}
+    metrics = {id(variable) for variable in getattr(model, "metrics_variables", None) or []}
     replicated = [
         v for v in variables_of(model) if id(v) not in metrics and _is_replicated(v, session)
     ]
@@ -275,7 +275,7 @@ def _content(leaf: Any, session: Session) -> str:
         layout = session.strategy.layout(leaf)
         if layout is None or not layout.is_replicated:
             return f"shape {_ShapeOf(leaf)}, layout {layout}"
-        leaf = session.strategy.local(leaf)
+        leaf = session.strategy.to_local(leaf)
     if isinstance(leaf, torch.Tensor):
         content = digest(leaf)
     else:

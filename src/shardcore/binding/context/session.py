@@ -85,12 +85,14 @@ class Session:
         """Returns the layout of a batch with `ndim` dims: rows sharded over the batch axes."""
         return Layout(self.mesh, (self.batch_axes, *(None,) * (ndim - 1)))
 
-    def created(self, value: torch.Tensor, storage: Layout, variable: NewVariable) -> torch.Tensor:
+    def create_tensor(self, value: torch.Tensor, storage: Layout, new: NewVariable) -> torch.Tensor:
         """Returns the strategy's tensor for the value of a new variable, checked."""
         position = self.world.position
-        return contract.create_tensor(self.entry, self.strategy, value, storage, variable, position)
+        return contract.create_tensor(self.entry, self.strategy, value, storage, new, position)
 
-    def join(self, part: torch.Tensor, layout: Layout, shape: tuple[int, ...]) -> torch.Tensor:
+    def from_local(
+        self, part: torch.Tensor, layout: Layout, shape: tuple[int, ...]
+    ) -> torch.Tensor:
         """Returns the tensor of global shape `shape` of the ranks' parts, checked."""
         return contract.join_parts(self.entry, self.strategy, part, layout, shape)
 
@@ -117,11 +119,11 @@ class Sessions:
         crossings: The warnings that were given about mesh axes that cross hosts.
         sums: The deferred sums of metrics.
         edges: The edges of torch modules.
-        shared_work: The collective work that runs now, None without any.
+        collective_work: The collective work that runs now, None without any.
         is_writer: Whether this rank writes the files of the callback that runs now; None without.
-        beside_weights: The attributes of the file of weights that a callback saves now.
+        weights_file_attributes: Attributes for the file of weights that a callback saves now.
         arrays: The memory of the tensors of sample-weight arrays, of steps on one device.
-        new_shard: The variable whose initial value is drawn in pieces now, None without one.
+        shard_being_drawn: The shard of a new variable that is drawn in pieces now, or None.
         planning: The thread on which a model is built for a plan now, None without one.
     """
 
@@ -135,11 +137,11 @@ class Sessions:
     edges: "weakref.WeakKeyDictionary[Any, Any]" = attrs.field(
         factory=weakref.WeakKeyDictionary, init=False
     )
-    shared_work: Any = attrs.field(default=None, init=False)
+    collective_work: Any = attrs.field(default=None, init=False)
     is_writer: bool | None = attrs.field(default=None, init=False)
-    beside_weights: dict[str, str] = attrs.field(factory=dict, init=False)
+    weights_file_attributes: dict[str, str] = attrs.field(factory=dict, init=False)
     arrays: "weakref.WeakSet[Any]" = attrs.field(factory=weakref.WeakSet, init=False)
-    new_shard: Any = attrs.field(default=None, init=False)
+    shard_being_drawn: Any = attrs.field(default=None, init=False)
     planning: threading.Thread | None = attrs.field(default=None, init=False)
     _strategies: dict[World, TorchStrategy] = attrs.field(factory=dict, init=False)
     _alive: "weakref.WeakSet[Session]" = attrs.field(factory=weakref.WeakSet, init=False)
@@ -198,13 +200,13 @@ class Sessions:
         """Returns whether there may be sharded tensors."""
         return bool(self._strategies)
 
-    def visited(self) -> TorchStrategy | None:
+    def strategy_without_distribution(self) -> TorchStrategy | None:
         """Returns the strategy for threads without a distribution, None without one."""
         if not self._strategies or keras.distribution.distribution() is not None:
             return None
         return next(reversed(self._strategies.values()))
 
-    def keeping(self, model: keras.Model) -> Session | None:
+    def session_of_model(self, model: keras.Model) -> Session | None:
         """Returns the session in which the variables of `model` were laid out, None without one."""
         variables = model.variables if self._alive else ()
         sessions = (getattr(variable, "_shardcore_session", None) for variable in variables)
@@ -212,7 +214,7 @@ class Sessions:
 
     def scope_of(self, model: keras.Model) -> AbstractContextManager[Any]:
         """Opens the scope in which a sharded `model` was built, if none is open."""
-        session = None if self.current() else self.keeping(model)
+        session = None if self.current() else self.session_of_model(model)
         if session is None:
             return nullcontext()
         if threading.current_thread() is not threading.main_thread():
@@ -225,9 +227,10 @@ class Sessions:
         scope: AbstractContextManager[Any] = session.distribution.scope()
         return scope
 
-    def keeper(self, tensor: torch.Tensor) -> TorchStrategy | None:
+    def strategy_of_tensor(self, tensor: torch.Tensor) -> TorchStrategy | None:
         """Returns the strategy of the sharded `tensor`, None if it is plain."""
-        return next((each for each in self._strategies.values() if each.owns(tensor)), None)
+        strategies = self._strategies.values()
+        return next((strategy for strategy in strategies if strategy.owns(tensor)), None)
 
     def run(self) -> TrainerRun | None:
         """Returns the innermost running fit, evaluate, predict or step, None outside."""
@@ -253,13 +256,13 @@ class Sessions:
         finally:
             self.runs.remove(run)
 
-    def together(self, call: str) -> AbstractContextManager[None]:
+    def collective_call(self, call: str) -> AbstractContextManager[None]:
         """Opens a context for a call that needs all ranks, such as "fit() of model 'net'".
 
         On a thread that is not the main one it has no order among the ranks: that is the user's.
         """
         is_main = threading.current_thread() is threading.main_thread()
-        return self.processes.together(call) if is_main else nullcontext()
+        return self.processes.collective_call(call) if is_main else nullcontext()
 
     def close(self) -> None:
         """Drops all sessions and strategies for good."""
@@ -276,12 +279,9 @@ class Sessions:
                 f"has {self.processes.world_size} processes: use all of keras.distribution."
                 "list_devices(), or start one for each device (torchrun --nproc_per_node=N)."
             )
-        return World(
-            Mesh(device_mesh.shape, device_mesh.axis_names),
-            tuple(_process(device) for device in devices),
-            self.processes.rank,
-            self.processes.device_type,
-        )
+        mesh = Mesh(device_mesh.shape, device_mesh.axis_names)
+        ranks = tuple(map(_process, devices))
+        return World(mesh, ranks, self.processes.rank, self.processes.device_type)
 
 
 def _process(device: str) -> int:

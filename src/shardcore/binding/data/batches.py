@@ -1,4 +1,4 @@
-"""Global batches, sharded over the batch axis, from the arrays of each process.
+"""Global batches, sharded over the batch axis, from the arrays of each process (ADR 5).
 
 The patch here is the mask of a loss, by which Keras multiplies sample weights in place. On one
 device this changes a tensor of weights: the metrics of the step see the product. It does not change
@@ -71,18 +71,18 @@ def own_rows(count: int, session: Session) -> slice | None:
 def join_rows(rows: torch.Tensor, count: int, session: Session) -> Any:
     """Returns this rank's `rows` as a part of a batch of `count`."""
     layout, shape = session.batch_layout(rows.ndim), (count, *rows.shape[1:])
-    return session.join(to_device(rows), layout, shape)
+    return session.from_local(to_device(rows), layout, shape)
 
 
 def _take_rows(batch: object, session: Session) -> Any:
     if not isinstance(batch, torch.Tensor) or batch.ndim == 0:
         return batch
     if session.strategy.owns(batch):  # read so, or computed by a layer in the user's pipeline
-        return session.strategy.activation(batch, _rows_layout(tuple(batch.shape), session))
+        return session.strategy.redistribute(batch, _rows_layout(tuple(batch.shape), session))
     shape = tuple(batch.shape)
     layout = _rows_layout(shape, session)
     rows = batch[layout.slices(shape, session.world.position)]
-    return session.join(to_device(rows), layout, shape)
+    return session.from_local(to_device(rows), layout, shape)
 
 
 def _rows_layout(shape: tuple[int, ...], session: Session) -> Layout:
@@ -114,8 +114,8 @@ def _join_all_rows(batch: object, session: Session) -> Any:
                 f"Process {process} gave a batch of {len(theirs)} arrays, process 0 of "
                 f"{len(everyone[0])}: inputs, targets and sample weights, each on all or on none."
             )
-    given = zip(*everyone, strict=True)
-    return keras_private.map_leaves(lambda rows: _join_rows(rows, next(given), session), batch)
+    gathered = zip(*everyone, strict=True)
+    return keras_private.map_leaves(lambda rows: _join_rows(rows, next(gathered), session), batch)
 
 
 def _rows_of(rows: Any, session: Session) -> _Rows:
@@ -137,35 +137,35 @@ def _rows_of(rows: Any, session: Session) -> _Rows:
     return _Rows(session.world.position, (), type(rows).__name__)
 
 
-def _join_rows(rows: Any, given: tuple[_Rows, ...], session: Session) -> Any:
-    _check_alike(given)
-    if not given[0].shape:
+def _join_rows(rows: Any, gathered: tuple[_Rows, ...], session: Session) -> Any:
+    _check_alike(gathered)
+    if not gathered[0].shape:
         return rows
-    counts = _row_counts(given, session)
+    counts = _row_counts(gathered, session)
     shape = (sum(counts), *rows.shape[1:])
     layout = session.batch_layout(rows.ndim)
     if 0 not in counts and layout.chunk_sizes(0, shape[0]) == counts:
-        return session.join(rows, layout, shape)
+        return session.from_local(rows, layout, shape)
     return _take_rows(_gather_rows(rows, counts, session), session)
 
 
-def _check_alike(given: tuple[_Rows, ...]) -> None:
+def _check_alike(gathered: tuple[_Rows, ...]) -> None:
     """Refuses rows of a process that differ in more than their number, or are missing."""
-    for process, rows in enumerate(given):
-        kinds = [(len(each.shape), each.shape[1:], each.dtype) for each in (rows, given[0])]
+    for process, rows in enumerate(gathered):
+        kinds = [(len(array.shape), array.shape[1:], array.dtype) for array in (rows, gathered[0])]
         if kinds[0] != kinds[1]:
             raise RankMismatchError(
                 f"Process {process} gave rows of shape {rows.shape} and {rows.dtype}, process 0 "
-                f"of shape {given[0].shape} and {given[0].dtype}: all but the number of rows must "
-                "be equal."
+                f"of shape {gathered[0].shape} and {gathered[0].dtype}: all but the number "
+                "of rows must be equal."
             )
 
 
-def _row_counts(given: tuple[_Rows, ...], session: Session) -> tuple[int, ...]:
+def _row_counts(gathered: tuple[_Rows, ...], session: Session) -> tuple[int, ...]:
     """Returns the number of rows of each place along the batch axes; its processes must agree."""
     axes = named_axes(session.batch_axes)
     counts: dict[int, int] = {}
-    for process, rows in enumerate(given):
+    for process, rows in enumerate(gathered):
         at = session.mesh.position_along(session.batch_axes, rows.position)
         if counts.setdefault(at, rows.shape[0]) != rows.shape[0]:
             raise RankMismatchError(
@@ -192,7 +192,7 @@ def _gather_rows(rows: torch.Tensor, counts: tuple[int, ...], session: Session) 
     padded[: rows.shape[0]] = rows
     shape = (most * len(counts), *rows.shape[1:])
     gathered = session.strategy.full_tensor(
-        session.join(padded, session.batch_layout(rows.ndim), shape)
+        session.from_local(padded, session.batch_layout(rows.ndim), shape)
     )
     parts = gathered.reshape(len(counts), most, *rows.shape[1:])
     return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])

@@ -107,11 +107,11 @@ class RowsAhead:
                     batch = next(batches_of_adapter)
                 rows = self.distribute(batch)
 
-        def waited() -> Any:
+        def wait_for_copies() -> Any:
             to_gpu.wait(rows)
             return rows
 
-        return Drawn(batch, waited)
+        return Drawn(batch, wait_for_copies)
 
 
 def _is_on_gpu(leaf: object) -> bool:
@@ -126,7 +126,7 @@ def epoch_facts(adapter: keras_private.DataAdapter, session: Session) -> rank_co
     return {"batch size": str(adapter.batch_size), "batch arrays": rank_consistency.shapes(arrays)}
 
 
-def together(
+def compare_batches(
     adapter: keras_private.DataAdapter, batches_of_process: Iterable[object], session: Session
 ) -> Any:
     """Returns the batches of a data adapter, compared between ranks if no step would.
@@ -146,10 +146,12 @@ def together(
     compared = (
         batches_of_process
         if known
-        else _Read(batches_of_process, lambda each: _compared(each, session, shared))
+        else _Read(batches_of_process, lambda source: _compare_each(source, session, shared))
     )
     if auto and not shared:
-        return _Read(compared, lambda each: (batches.join_own_rows(b, session) for b in each))
+        return _Read(
+            compared, lambda source: (batches.join_own_rows(batch, session) for batch in source)
+        )
     return compared
 
 
@@ -177,21 +179,21 @@ def _distributed_sampler(adapter: keras_private.DataAdapter) -> DistributedSampl
 
 def _check_sampler(sampler: DistributedSampler[object], session: Session) -> None:
     """Refuses a sampler that shards rows otherwise than the batch axis."""
-    places = session.mesh.size_along(session.batch_axes)
-    place = session.mesh.position_along(session.batch_axes, session.world.position)
-    if (sampler.num_replicas, sampler.rank) != (places, place):
+    shards = session.mesh.size_along(session.batch_axes)
+    shard = session.mesh.position_along(session.batch_axes, session.world.position)
+    if (sampler.num_replicas, sampler.rank) != (shards, shard):
         raise RankMismatchError(
-            f"Rank {session.processes.rank} is at place {place} of {places} of "
+            f"Rank {session.processes.rank} is at place {shard} of {shards} of "
             f"{named_axes(session.batch_axes)}, and the DistributedSampler of its DataLoader gives "
             f"the rows of rank {sampler.rank} of {sampler.num_replicas}: give it "
-            f"num_replicas={places} and rank=distribution.data_shard_id."
+            f"num_replicas={shards} and rank=distribution.data_shard_id."
         )
 
 
 _END = object()
 
 
-def _compared(source: Iterator[object], session: Session, shared: bool) -> Iterator[Any]:
+def _compare_each(source: Iterator[object], session: Session, shared: bool) -> Iterator[Any]:
     """Yields the batches, after a check that all ranks have one; shared ones of equal shapes.
 
     Without it, a further step of a rank or another shape would block a collective of the step.

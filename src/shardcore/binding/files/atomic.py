@@ -38,7 +38,7 @@ def write_file(path: str, write: Callable[[str], object]) -> None:
         os.replace(unfinished, target)
         _flush(target.parent)
     except Exception as error:
-        _name_in(error, path, (str(unfinished), str(folder)))
+        _rename_in(error, path, (str(unfinished), str(folder)))
         raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -74,19 +74,19 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def _name_in(error: Exception, path: str, others: tuple[str, ...]) -> None:
+def _rename_in(error: Exception, path: str, others: tuple[str, ...]) -> None:
     """Replaces the `others` in the message of `error` by `path`."""
 
-    def named(value: object) -> object:
+    def renamed(value: object) -> object:
         for other in others:
             value = value.replace(other, path) if isinstance(value, str) else value
         return value
 
-    error.args = tuple(map(named, error.args))
+    error.args = tuple(map(renamed, error.args))
     if isinstance(error, OSError):
         name_file(error, path)
         # None would be shown, as if it were the name.
         if error.filename is not None:
-            error.filename = named(error.filename)
+            error.filename = renamed(error.filename)
         if error.filename2 is not None:
             del error.filename2

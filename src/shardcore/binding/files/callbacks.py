@@ -18,7 +18,7 @@ from shardcore.binding import keras_private
 from shardcore.binding.context.collective_errors import raise_on_all_ranks
 from shardcore.binding.context.session import Session, Sessions
 from shardcore.binding.files.atomic import atomically_written
-from shardcore.binding.files.saving import first_of, place_of
+from shardcore.binding.files.saving import canonical_path, is_first_writer
 from shardcore.binding.types import Original
 from shardcore.domain.errors import OtherRankFailed, StrategyError, name_file
 
@@ -26,7 +26,7 @@ from shardcore.domain.errors import OtherRankFailed, StrategyError, name_file
 WRITES = ("copy", "makedirs", "remove", "rmtree")
 
 
-def together(
+def write_on_all_ranks(
     sessions: Sessions, original: Original, callback: Callback, *args: object, **kwargs: object
 ) -> None:
     """Replaces a method that writes a file: if one rank cannot, all ranks raise its error."""
@@ -49,10 +49,10 @@ def together(
 
     what = f"write the file of {name}" + (f" {path!r}" if path else "")
     with _writing(callback, session, sessions):
-        raise_on_all_ranks(work, what, session, sessions, is_alike=True)
+        raise_on_all_ranks(work, what, session, sessions, is_same_code=True)
 
 
-def by_path(
+def write_once_per_path(
     sessions: Sessions, original: Original, callback: Callback, *args: object, **kwargs: object
 ) -> None:
     """Replaces a method that reads files and may copy them: the first rank of each path does."""
@@ -67,8 +67,12 @@ def by_path(
 @contextmanager
 def _writing(callback: Callback, session: Session, sessions: Sessions) -> Iterator[None]:
     """Opens a context in which the first rank of each path writes files. A collective."""
-    path = keras_private.place_of_files(callback)
-    is_writer = session.processes.rank == 0 if path is None else first_of(place_of(path), session)
+    path = keras_private.path_of_files(callback)
+    is_writer = (
+        session.processes.rank == 0
+        if path is None
+        else is_first_writer(canonical_path(path), session)
+    )
     vars(callback)["_shardcore_is_writer"] = is_writer
     before, sessions.is_writer = sessions.is_writer, is_writer
     try:
@@ -77,10 +81,10 @@ def _writing(callback: Callback, session: Session, sessions: Sessions) -> Iterat
         sessions.is_writer = before
 
 
-def raised_later(
+def defer_write_error(
     sessions: Sessions, original: Original, callback: Callback, *args: object, **kwargs: object
 ) -> None:
-    """Replaces a method that writes at each step: the next one of `together` raises its error.
+    """Replaces a method that writes at each step: the next `write_on_all_ranks` raises its error.
 
     So the ranks do not exchange errors at each step.
     """
@@ -118,8 +122,8 @@ class OneWriter:
             return self.file_utils.File(path, mode)
         if "r" not in mode:
             return open(os.devnull, mode)
-        with self.file_utils.File(path, mode.replace("+", "")) as there:  # read, then written
-            content = there.read()
+        with self.file_utils.File(path, mode.replace("+", "")) as file:  # read, then written
+            content = file.read()
         return io.BytesIO(content) if isinstance(content, bytes) else io.StringIO(content)
 
 

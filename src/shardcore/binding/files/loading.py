@@ -51,13 +51,13 @@ def archives(sessions: Sessions, module: Any) -> SimpleNamespace:
 
     class Archive(zipfile.ZipFile):
         def open(self, name: Any, mode: Any = "r", *args: Any, **kwargs: Any) -> Any:
-            found = super().open(name, mode, *args, **kwargs)  # which checks its header
+            opened = super().open(name, mode, *args, **kwargs)  # which checks its header
             if mode != "r" or self.fp is None:
-                return found
+                return opened
             info = name if isinstance(name, zipfile.ZipInfo) else self.getinfo(name)
             if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & _ENCRYPTED:
-                return found
-            found.close()
+                return opened
+            opened.close()
             return io.BufferedReader(_Stored.of(self.fp, info))
 
         def extract(self, *args: Any, **kwargs: Any) -> str:
@@ -82,7 +82,7 @@ class _Stored(io.RawIOBase):
         """Returns the file `info` of the open `archive`."""
         archive.seek(info.header_offset + _LOCAL_HEADER - 4)
         lengths = archive.read(4)
-        name, extra = (int.from_bytes(each, "little") for each in (lengths[:2], lengths[2:]))
+        name, extra = (int.from_bytes(length, "little") for length in (lengths[:2], lengths[2:]))
         return cls(archive, info.header_offset + _LOCAL_HEADER + name + extra, info.file_size)
 
     def readable(self) -> bool:

@@ -1,4 +1,4 @@
-"""Patches: files. One rank writes; all ranks all-gather one variable at a time."""
+"""Patches: files. One rank writes; all ranks all-gather one variable at a time (ADR 11)."""
 
 import io
 import os
@@ -14,9 +14,9 @@ from keras import Model, Variable
 
 from shardcore.binding import keras_private
 from shardcore.binding.context.collective_errors import (
-    have_all_come,
+    do_all_ranks_run_this,
     raise_on_all_ranks,
-    raise_on_ranks_that_come,
+    raise_on_calling_ranks,
 )
 from shardcore.binding.context.rank_consistency import variables_of
 from shardcore.binding.context.session import Session, Sessions, stored_layout
@@ -66,8 +66,8 @@ def save_legacy(
 ) -> None:
     """Replaces `save_model_to_hdf5`, called on every rank for a path that ends in .h5."""
 
-    def write(place: FilePath | h5py.File) -> None:
-        original(model, place, overwrite, include_optimizer)
+    def write(target: FilePath | h5py.File) -> None:
+        original(model, target, overwrite, include_optimizer)
 
     if isinstance(filepath, h5py.File):  # each rank has opened its own
         write(filepath)
@@ -90,7 +90,7 @@ def open_store(
     """
     is_file = isinstance(path_or_io, str | os.PathLike) and archive is None and mode == "w"
     is_alone = sessions.processes.world_size == 1
-    if is_alone or not is_file or sessions.shared_work is not None:
+    if is_alone or not is_file or sessions.collective_work is not None:
         original(store, path_or_io, archive=archive, mode=mode)
         return
     original(store, io.BytesIO(), mode=mode)
@@ -108,12 +108,14 @@ def close_store(sessions: Sessions, original: Original, store: Any) -> None:
     def save() -> None:
         write_file(path, lambda unfinished: Path(unfinished).write_bytes(content))
 
-    raise_on_ranks_that_come(save, f"save {place_of(path)!r}", sessions)
+    raise_on_calling_ranks(save, f"save {canonical_path(path)!r}", sessions)
 
 
-def ask(session: Session, original: Callable[..., bool], filepath: str | os.PathLike[str]) -> bool:
+def ask_on_rank_0(
+    session: Session, original: Callable[..., bool], filepath: str | os.PathLike[str]
+) -> bool:
     """Replaces `ask_to_proceed_with_overwrite`: rank 0 asks, its answer counts on all ranks."""
-    session.processes.meet(f"the question whether to overwrite {filepath}")
+    session.processes.barrier(f"the question whether to overwrite {filepath}")
     answer = original(filepath) if session.processes.rank == 0 else None
     return bool(session.processes.gather(answer)[0])
 
@@ -132,7 +134,7 @@ def _save(
     One rank alone may save a model of which every rank has all values, and one that it made
     after `clear_session()`. Each rank writes into its own buffer.
     """
-    session, path = sharding(model, sessions), str(filepath)
+    session, path = sharding_session(model, sessions), str(filepath)
     is_alone = session is None and sessions.processes.world_size == 1
     is_own = is_alone and not sessions.are_served()
     if is_own or isinstance(filepath, io.IOBase):
@@ -143,20 +145,20 @@ def _save(
         if makes_folder:
             os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)
         if one_file and not keras_private.is_remote(path):
-            write_file(path, lambda unfinished: _annotated(unfinished, write, sessions))
+            write_file(path, lambda unfinished: _write_with_attributes(unfinished, write, sessions))
         else:
             write(path)
 
     if is_alone:
         save()
         return
-    what = f"save {place_of(path)!r}"
+    what = f"save {canonical_path(path)!r}"
     is_sharded = any(map(_is_sharded, variables_of(model)))
-    if session is None or not (is_sharded or have_all_come(sessions)):
-        raise_on_ranks_that_come(save, what, sessions)
+    if session is None or not (is_sharded or do_all_ranks_run_this(sessions)):
+        raise_on_calling_ranks(save, what, sessions)
         return
-    session.processes.meet("saving a model")
-    is_writer = first_of(place_of(path), session)
+    session.processes.barrier("saving a model")
+    is_writer = is_first_writer(canonical_path(path), session)
 
     def work() -> None:
         save() if is_writer else attend()
@@ -164,23 +166,23 @@ def _save(
     raise_on_all_ranks(work, what, session, sessions)
 
 
-def _annotated(path: str, write: Callable[..., None], sessions: Sessions) -> None:
+def _write_with_attributes(path: str, write: Callable[..., None], sessions: Sessions) -> None:
     """Writes a file of weights, with the state that a callback saves in it."""
     write(path)
-    if sessions.beside_weights:
+    if sessions.weights_file_attributes:
         # By default an attribute has at most 64 KiB.
         with h5py.File(path, "r+", libver="latest") as file:
-            file.attrs.update(sessions.beside_weights)
+            file.attrs.update(sessions.weights_file_attributes)
 
 
-def place_of(path: str) -> str:
+def canonical_path(path: str) -> str:
     """Returns a path that is the same for one file in any folder of work, also by a link."""
     return path if keras_private.is_remote(path) else os.path.realpath(path)
 
 
-def first_of(place: str, session: Session) -> bool:
-    """Returns whether this rank is the first that writes to `place`. A collective."""
-    return session.processes.gather(place).index(place) == session.processes.rank
+def is_first_writer(path: str, session: Session) -> bool:
+    """Returns whether this rank is the first that writes to `path`. A collective."""
+    return session.processes.gather(path).index(path) == session.processes.rank
 
 
 def _is_sharded(variable: Variable) -> bool:
@@ -199,7 +201,7 @@ def export(
 ) -> None:
     """Replaces `Model.export`, called on every rank: one of each path writes, from a full model."""
     write = partial(original, model, format=format, verbose=verbose, **options)
-    session = sharding(model, sessions)
+    session = sharding_session(model, sessions)
     if session is None:
         write(filepath)
         return
@@ -215,15 +217,15 @@ def export(
         if verbose is None or verbose:
             keras_private.print_message(f"Saved the exported model at '{path}'.")
 
-    session.processes.meet("exporting a model")
-    is_writer = first_of(place_of(path), session)
+    session.processes.barrier("exporting a model")
+    is_writer = is_first_writer(canonical_path(path), session)
     with _unsharded(model, session, is_writer):
         raise_on_all_ranks(work, f"export {path!r}", session, sessions)
 
 
-def sharding(model: Model, sessions: Sessions) -> Session | None:
+def sharding_session(model: Model, sessions: Sessions) -> Session | None:
     """Returns the session in which `model` is sharded, None if it is replicated."""
-    session = sessions.current() or sessions.keeping(model)
+    session = sessions.current() or sessions.session_of_model(model)
     return None if session is None or session.mesh.size == 1 else session
 
 

@@ -16,10 +16,10 @@ from shardcore.binding import keras_private
 from shardcore.binding.context.collective_errors import (
     check_other_ranks,
     raise_on_all_ranks,
-    raise_on_ranks_that_come,
+    raise_on_calling_ranks,
 )
 from shardcore.binding.context.session import Sessions
-from shardcore.binding.files.saving import first_of, place_of, sharding
+from shardcore.binding.files.saving import canonical_path, is_first_writer, sharding_session
 from shardcore.binding.types import FilePath, Original
 
 
@@ -42,19 +42,19 @@ class TransformersExport:
             "export_tokenizer": self._tokenizer,
             "open": self._open,
         }
-        return {name: keras_private.around(each) for name, each in functions.items()}
+        return {name: keras_private.wrap_calls(function) for name, function in functions.items()}
 
     def _export(
         self, original: Original, model: Model, path: FilePath, *args: object, **kwargs: object
     ) -> None:
         """Exports a model, or its backbone."""
-        session = sharding(model, self.sessions)
-        if session is None or self.sessions.shared_work is not None:
+        session = sharding_session(model, self.sessions)
+        if session is None or self.sessions.collective_work is not None:
             original(model, path, *args, **kwargs)
             return
-        what = f"export {place_of(str(path))!r}"
-        session.processes.meet("exporting a model for Transformers")
-        self.writes = first_of(place_of(str(path)), session)
+        what = f"export {canonical_path(str(path))!r}"
+        session.processes.barrier("exporting a model for Transformers")
+        self.writes = is_first_writer(canonical_path(str(path)), session)
         try:
             work = partial(original, model, path, *args, **kwargs)
             raise_on_all_ranks(work, what, session, self.sessions)
@@ -65,7 +65,7 @@ class TransformersExport:
         """Exports a tokenizer, which is the same on all ranks."""
         if self.writes is None and self.sessions.processes.world_size > 1:
             work = partial(original, tokenizer, path)
-            raise_on_ranks_that_come(work, f"export {place_of(str(path))!r}", self.sessions)
+            raise_on_calling_ranks(work, f"export {canonical_path(str(path))!r}", self.sessions)
         elif self.writes is not False:
             original(tokenizer, path)
 

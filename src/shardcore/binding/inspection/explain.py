@@ -35,8 +35,8 @@ def explain_model(
     with sessions.scope_of(model), ExitStack() as scope:
         session = sessions.current()
         if session is not None:
-            session.processes.meet(f"explain() of model {model.name!r}")
-            scope.enter_context(session.strategy.scope())
+            session.processes.barrier(f"explain() of model {model.name!r}")
+            scope.enter_context(session.strategy.implicit_replication())
         if step != "predict":
             keras_private.build_by(model, data)
         if session is not None:
@@ -54,7 +54,7 @@ def explain_model(
         strategy=sessions.entry.name if session else "",
         rank=session.world.position if session else 0,
         layers=layers,
-        collectives=merge_equal(each.collective() for each in run.facts),
+        collectives=merge_equal(fact.collective() for fact in run.facts),
         avoidable=advise(run.facts, layers),
         layouts=None if session is None else _layouts(model, session),
     )
@@ -67,8 +67,8 @@ def _layouts(model: Model, session: Session) -> PlanReport:
     specs = {} if layout_map is None else keras_private.entries_of(layout_map)
     rules = PathRules({key: layout.axes for key, layout in specs.items()})
     variables = [
-        VariableSize(each.path, tuple(each.shape), tensor_of(each).element_size())
-        for each in model.variables
+        VariableSize(variable.path, tuple(variable.shape), tensor_of(variable).element_size())
+        for variable in model.variables
     ]
     outputs, reasons = sorted(session.output_paths), dict.fromkeys(rules, "a rule of the program")
     return plan_report("", session.mesh, variables, outputs, rules, reasons)
@@ -96,7 +96,7 @@ def checked_batch(model: Model, batch: object, step: str) -> Any:
     if not isinstance(batch, tuple) or len(batch) not in (2, 3):
         raise StrategyError(
             f"A {step} step takes (x, y) or (x, y, sample_weight), the global batch, got "
-            f"{_described(batch)}."
+            f"{_describe(batch)}."
         )
     return _same_rows((*batch, None)[:3], "(x, y, sample_weight)")
 
@@ -108,12 +108,12 @@ def _same_rows(data: tuple[object, ...], expected: str) -> tuple[Any, ...]:
     if not leaves or data[0] is None or any(not shape for shape in shapes) or len(rows) != 1:
         raise StrategyError(
             f"explain() takes one batch, {expected}, of arrays or tensors with as many rows each, "
-            f"got {_described(data)}."
+            f"got {_describe(data)}."
         )
     return data
 
 
-def _described(batch: object) -> str:
+def _describe(batch: object) -> str:
     if isinstance(batch, Iterable) and not hasattr(batch, "shape"):
         return rank_consistency.shapes(batch)
     return f"{type(batch).__name__} of shape {tuple(getattr(batch, 'shape', ()))}"
@@ -124,19 +124,21 @@ def _as_before(model: Model, session: Session | None) -> Iterator[None]:
     """Restores variables, gradients, buffers and generators at the end, bitwise."""
     variables = list(rank_consistency.variables_of(model))
     seed = keras_private.global_seed()
-    tensors = [tensor_of(each) for each in [*variables, *([] if seed is None else [seed])]]
+    tensors = [tensor_of(variable) for variable in [*variables, *([] if seed is None else [seed])]]
     tensors += wrapper.buffers(model)
-    kept = [each.detach().clone() for each in tensors]
-    gradients = [(each, each.grad) for each in tensors if each.requires_grad]
+    values = [tensor.detach().clone() for tensor in tensors]
+    gradients = [(tensor, tensor.grad) for tensor in tensors if tensor.requires_grad]
     for tensor, _ in gradients:
         tensor.grad = None
-    devices = sorted({each.device.index or 0 for each in tensors if each.device.type == "cuda"})
+    devices = sorted(
+        {tensor.device.index or 0 for tensor in tensors if tensor.device.type == "cuda"}
+    )
     try:
         with keras_private.restored_generators(devices):
             yield
     finally:
         with torch.no_grad():
-            for tensor, value in zip(tensors, kept, strict=True):
+            for tensor, value in zip(tensors, values, strict=True):
                 if session is not None and session.strategy.owns(tensor):
                     session.strategy.assign(tensor, value)
                 else:

@@ -57,9 +57,10 @@ class ExplainedStep:
         """Runs the step eagerly, as `train_on_batch` and the like do."""
         session = self.session
         tracer = trace(
-            self._saw, {v.path: tensor_of(v) for v in rank_consistency.variables_of(self.model)}
+            self._note_collective,
+            {v.path: tensor_of(v) for v in rank_consistency.variables_of(self.model)},
         )
-        with tracer.tracing(), self._followed(tracer):
+        with tracer.tracing(), self._follow(tracer):
             if session is not None:
                 (data,) = batches.distribute_step([data], session)
             self._in_batch = False
@@ -73,9 +74,9 @@ class ExplainedStep:
 
     def layers(self) -> tuple[ExplainedLayer, ...]:
         """Returns the facts of each layer, in the order of first calls."""
-        return tuple(map(_explained, self._called.values()))
+        return tuple(map(_explain_layer, self._called.values()))
 
-    def _saw(self, facts: CollectiveFacts) -> None:
+    def _note_collective(self, facts: CollectiveFacts) -> None:
         session = self.session  # without one, an overridden step may still communicate
         self.facts.append(
             attrs.evolve(
@@ -103,11 +104,11 @@ class ExplainedStep:
     def _owner(self, paths: Sequence[str]) -> str:
         """Returns the layer that has the one variable of `paths`; empty if there are several."""
         if not self._owners:  # in the backward pass every layer has been called
-            self._owners = {v.path: each.path for each in self.layers() for v in each.variables}
+            self._owners = {v.path: layer.path for layer in self.layers() for v in layer.variables}
         return self._owners.get(paths[0], "") if len(paths) == 1 else ""
 
     @contextmanager
-    def _followed(self, tracer: CollectiveTracer) -> Iterator[None]:
+    def _follow(self, tracer: CollectiveTracer) -> Iterator[None]:
         """Follows calls, outputs, assignments and reads in the context."""
 
         def layer_call(original: Original, layer: Layer, *args: object, **kwargs: object) -> Any:
@@ -149,14 +150,18 @@ class ExplainedStep:
 
         with ExitStack() as undo:
             keras_private.replace(
-                keras_private.PATCHES["Layer.__call__"], keras_private.around(layer_call), undo
+                keras_private.PATCHES["Layer.__call__"], keras_private.wrap_calls(layer_call), undo
             )
             keras_private.replace(keras_private.PATCHES["layer.distribution_lib"], edges, undo)
             keras_private.replace(
-                keras_private.PATCHES["Variable._direct_assign"], keras_private.around(assign), undo
+                keras_private.PATCHES["Variable._direct_assign"],
+                keras_private.wrap_calls(assign),
+                undo,
             )
             keras_private.replace(
-                keras_private.PATCHES["core.convert_to_numpy"], keras_private.around(to_numpy), undo
+                keras_private.PATCHES["core.convert_to_numpy"],
+                keras_private.wrap_calls(to_numpy),
+                undo,
             )
             yield
 
@@ -170,31 +175,31 @@ class ExplainedStep:
 
     def _output(self, outputs: object) -> Any:
         """Returns shape, spec (None if unknown) and bytes of an element of the first output."""
-        found: list[Any] = []
-        keras_private.map_tensors(found.append, outputs)
-        if not found:
+        tensors: list[Any] = []
+        keras_private.map_tensors(tensors.append, outputs)
+        if not tensors:
             return None
         try:
-            layout = self.session and self.session.strategy.layout(found[0])
+            layout = self.session and self.session.strategy.layout(tensors[0])
         except LayoutError:  # a strided shard, as after a reshape
             layout = None
-        return tuple(found[0].shape), layout and layout.spec, found[0].element_size()
+        return tuple(tensors[0].shape), layout and layout.spec, tensors[0].element_size()
 
 
 def _path(layer: Layer) -> str:
     return str(layer.path or layer.name)
 
 
-def _explained(called: _Called) -> ExplainedLayer:
-    inner = {id(v) for each in called.inner for v in each.layer.variables}
+def _explain_layer(called: _Called) -> ExplainedLayer:
+    inner = {id(v) for child in called.inner for v in child.layer.variables}
     own = [v for v in called.layer.variables if id(v) not in inner and not keras_private.is_seed(v)]
     variables = []
-    for each in own:
-        if tensor_of(each) is not None:
-            layout, shape = stored_layout(each), tuple(each.shape)
+    for variable in own:
+        if tensor_of(variable) is not None:
+            layout, shape = stored_layout(variable), tuple(variable.shape)
             spec = (None,) * len(shape) if layout is None else layout.spec
-            itemsize = tensor_of(each).element_size()
-            variables.append(ExplainedVariable(each.path, shape, itemsize, spec=spec))
+            itemsize = tensor_of(variable).element_size()
+            variables.append(ExplainedVariable(variable.path, shape, itemsize, spec=spec))
     return ExplainedLayer(
         _path(called.layer),
         type(called.layer).__name__,

@@ -41,14 +41,14 @@ def estimate_memory(
         str(ran.session.mesh),
         ran.model.name,
         highest(tracer.allocations()),
-        _copied([each for each, _ in ran.state], ran.session),
+        _bytes_copied([tensor for tensor, _ in ran.state], ran.session),
     )
 
 
-def _copied(state: Sequence[StateTensor], session: Session) -> int:
+def _bytes_copied(state: Sequence[StateTensor], session: Session) -> int:
     """Returns the bytes that the first rank copies to write its part of a sharded checkpoint."""
-    variables = divide(each.to_store() for each in state)
-    layouts = (each.layout for each in state)
-    mine = pieces_of_rank(zip(variables, layouts, strict=True), session.world.position)
-    sizes = {each.name: each.local.element_size() for each in state}
-    return sum(math.prod(each.local.shape) * sizes[each.variable] for each in mine)
+    variables = divide(tensor.to_store() for tensor in state)
+    layouts = (tensor.layout for tensor in state)
+    own_pieces = pieces_of_rank(zip(variables, layouts, strict=True), session.world.position)
+    sizes = {tensor.name: tensor.local.element_size() for tensor in state}
+    return sum(math.prod(piece.local.shape) * sizes[piece.variable] for piece in own_pieces)

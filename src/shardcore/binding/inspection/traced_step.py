@@ -62,7 +62,7 @@ def build_to_trace(
     def call(original: Original, layer: keras.Layer, *args: object, **kwargs: object) -> Any:
         return args[0] if layer.name in blocks.left_out else original(layer, *args, **kwargs)
 
-    with keras_private.around_layers(call):
+    with keras_private.wrap_layer_calls(call):
         return build_model(build, lambda: batch, sessions, tracer)
 
 
@@ -90,7 +90,7 @@ def trace_step(
 
     @contextmanager
     def watch(model: keras.Model, session: Session) -> Iterator[None]:
-        def saw(fact: CollectiveFacts) -> None:
+        def note(fact: CollectiveFacts) -> None:
             axes = axes_of(session.mesh, session.world.processes, fact.processes)
             tracer.start(attrs.evolve(fact, axes=axes, processes=()))
 
@@ -103,7 +103,7 @@ def trace_step(
                 return update(*args, **kwargs)
 
         model.optimizer.apply = apply  # this model is dropped after the step
-        with collectives(saw, variables).tracing(), gradients_apart_scope(value=True):
+        with collectives(note, variables).tracing(), gradients_apart_scope(value=True):
             yield
 
     def call(original: Original, layer: keras.Layer, *args: object, **kwargs: object) -> Any:
@@ -113,10 +113,10 @@ def trace_step(
         with tracer.block(layer.path) if traced else nullcontext():
             return original(layer, *args, **kwargs)
 
-    given = attrs.evolve(built, batch=_with_rows(built.batch, rows))
-    with keras_private.around_layers(call):
-        ran = run_step(given, sessions, tracer, watch)
-    return tracer.events(ran.session.mesh, dict(_stored(ran)))
+    resized = attrs.evolve(built, batch=_with_rows(built.batch, rows))
+    with keras_private.wrap_layer_calls(call):
+        ran = run_step(resized, sessions, tracer, watch)
+    return tracer.events(ran.session.mesh, dict(_stored_tensors(ran)))
 
 
 def _own(
@@ -126,13 +126,13 @@ def _own(
     block_of: dict[int, str] = {}
     for layer in keras_private.layers_of(model):
         if layer.name in blocks.traced:
-            block_of |= {id(each): layer.path for each in layer.variables}
+            block_of |= {id(variable): layer.path for variable in layer.variables}
     weights = keras_private.weights_by_moment(model.optimizer, model)
-    for each in rank_consistency.variables_of(model):
-        owner = weights.get(id(each), each)
+    for variable in rank_consistency.variables_of(model):
+        owner = weights.get(id(variable), variable)
         with torch.no_grad():
-            local = session.strategy.local(tensor_of(each))
-        if id(owner) in block_of or math.prod(each.shape) > 1:
+            local = session.strategy.to_local(tensor_of(variable))
+        if id(owner) in block_of or math.prod(variable.shape) > 1:
             tracer.own(local, block_of.get(id(owner), ""))
 
 
@@ -142,7 +142,7 @@ def rows_of(batch: object) -> int:
     Raises:
         PolicyError: If it has none.
     """
-    leaves = [each for each in keras.tree.flatten(batch) if each is not None]
+    leaves = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
     shape = getattr(leaves[0], "shape", ()) if leaves else ()
     if not shape or not shape[0]:
         raise PolicyError(f"Expected a batch (x, y) of arrays or tensors with rows, got {batch!r}.")
@@ -150,20 +150,20 @@ def rows_of(batch: object) -> int:
 
 
 def _with_rows(batch: Any, rows: int) -> Any:
-    """Returns a batch of so many rows, each the first one."""
+    """Returns a batch of `rows` rows, each a copy of the first."""
 
-    def repeated(leaf: Any) -> Any:
+    def repeat_first_row(leaf: Any) -> Any:
         if leaf is None:
             return None
         return np.repeat(keras.ops.convert_to_numpy(leaf[:1]), rows, axis=0)
 
-    return keras.tree.map_structure(repeated, batch)
+    return keras.tree.map_structure(repeat_first_row, batch)
 
 
-def _stored(ran: RunStep) -> Iterator[tuple[int, Stored]]:
+def _stored_tensors(ran: RunStep) -> Iterator[tuple[int, Stored]]:
     """Yields the tensors of variables by the numbers of their allocations, values first."""
-    for each, number in ran.state:
-        yield number, _of_state(each)
+    for tensor, number in ran.state:
+        yield number, _of_state(tensor)
     for variable, number in ran.gradients:
         layout, shape = stored_layout(variable), tuple(variable.shape)
         spec = (None,) * len(shape) if layout is None else layout.spec
@@ -171,5 +171,5 @@ def _stored(ran: RunStep) -> Iterator[tuple[int, Stored]]:
         yield number, Stored(variable.path, shape, spec, itemsize)
 
 
-def _of_state(each: StateTensor) -> Stored:
-    return Stored(each.path, each.shape, each.layout.spec, each.local.element_size())
+def _of_state(tensor: StateTensor) -> Stored:
+    return Stored(tensor.path, tensor.shape, tensor.layout.spec, tensor.local.element_size())

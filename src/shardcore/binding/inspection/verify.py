@@ -17,10 +17,10 @@ from shardcore.reporting.verification import VariableCheck, Verification
 def verify_model(model: keras.Model, batch: object, sessions: Sessions) -> Verification:
     """Returns the report on the variables of a model and its optimizer. A collective."""
     session = sessions.required()
-    session.processes.meet(f"verify() of model {model.name!r}")
+    session.processes.barrier(f"verify() of model {model.name!r}")
     adoption.adopt(model, session)
     if batch is not None:
-        with session.strategy.scope():
+        with session.strategy.implicit_replication():
             _backward(model, batch, session)
     report = rules_report.rules_report(model, session)
     checks = tuple(_check(variable, session) for variable in rank_consistency.variables_of(model))
@@ -53,7 +53,10 @@ def _check(variable: keras.Variable, session: Session) -> VariableCheck:
     layout, strategy = stored_layout(variable), session.strategy
     assert layout is not None, f"{variable.path} was adopted"
     with torch.no_grad():
-        local, full = strategy.local(tensor_of(variable)), strategy.full_tensor(tensor_of(variable))
+        local, full = (
+            strategy.to_local(tensor_of(variable)),
+            strategy.full_tensor(tensor_of(variable)),
+        )
         own = layout.slices(full.shape, session.world.position)
         bytes_here = local.untyped_storage().nbytes()
         stored = torch.equal(local, full[own]) and bytes_here <= local.nbytes
@@ -64,7 +67,7 @@ def _check(variable: keras.Variable, session: Session) -> VariableCheck:
             fits = same_part and not gradient.partial
         value = rank_consistency.digest(full)
     everyone = session.processes.gather((stored, value, fits))
-    all_fit = [each_fits for _, _, each_fits in everyone]
+    all_fit = [fits_there for _, _, fits_there in everyone]
     return VariableCheck(
         path=variable.path,
         rule=variable._shardcore_rule.key if variable._shardcore_rule else None,
@@ -73,7 +76,7 @@ def _check(variable: keras.Variable, session: Session) -> VariableCheck:
         local_shape=tuple(local.shape),
         bytes_here=bytes_here,
         bytes_full=full.nbytes,
-        stored=all(each[:2] == (True, value) for each in everyone),
+        stored=all(facts[:2] == (True, value) for facts in everyone),
         gradient=None if gradient is None else str(gradient),
         gradient_fits=None if None in all_fit else all(all_fit),
         stale=rules_report.stale_rule(variable, session),

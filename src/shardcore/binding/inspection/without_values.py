@@ -1,4 +1,4 @@
-"""A train step that runs on tensors without values, while tracers watch it."""
+"""A train step that runs on tensors without values, while tracers watch it (ADR 39)."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -102,7 +102,7 @@ def run_step(
     """
     with _without_values(tracer):
         session = sessions.required()
-        with sessions.scope_of(built.model), session.strategy.scope():
+        with sessions.scope_of(built.model), session.strategy.implicit_replication():
             return _run(built.model, built.batch, session, sessions, tracer, watch)
 
 
@@ -139,20 +139,23 @@ def _run(
     watch: Watch,
 ) -> RunStep:
     variables = rank_consistency.variables_of(model)
-    adoption.place([v for v in variables if stored_layout(v) is None], session, model)
+    adoption.store_variables([v for v in variables if stored_layout(v) is None], session, model)
     state = tuple(
-        (each, tracer.hold(each.local, "optimizer" if each.group == "optimizer" else "variables"))
-        for each in tensors_of(model, session)
+        (
+            tensor,
+            tracer.hold(tensor.local, "optimizer" if tensor.group == "optimizer" else "variables"),
+        )
+        for tensor in tensors_of(model, session)
     )
     (data,) = batches.distribute_step([data], session)
-    data = keras_private.map_tensors(lambda each: _rows(each, session, tracer), data)
+    data = keras_private.map_tensors(lambda tensor: _rows(tensor, session, tracer), data)
     model.reset_metrics()
     with sessions.working(model), watch(model, session), tracer.tracing():
         with sessions.sums.step():
             outputs = model.train_step(data)
         keras_private.map_tensors(session.strategy.full_tensor, outputs)
-        found = tuple(_gradients(model, session, tracer))
-    return RunStep(model, session, state, found)
+        gradients = tuple(_gradients(model, session, tracer))
+    return RunStep(model, session, state, gradients)
 
 
 def _gradients(
@@ -171,10 +174,12 @@ def _rows(
     layout = session.strategy.layout(tensor)
     rows = _local(tensor, session).clone()
     tracer.hold(rows, "batch")
-    return rows if layout is None else session.strategy.join(rows, layout, tuple(tensor.shape))
+    return (
+        rows if layout is None else session.strategy.from_local(rows, layout, tuple(tensor.shape))
+    )
 
 
 def _local(tensor: torch.Tensor, session: Session) -> torch.Tensor:
     with torch.no_grad():
-        found: torch.Tensor = session.strategy.local(tensor)
-    return found
+        local: torch.Tensor = session.strategy.to_local(tensor)
+    return local

@@ -36,7 +36,7 @@ from shardcore.binding.keras_private.nests import leaves as leaves
 from shardcore.binding.keras_private.nests import map_leaves as map_leaves
 from shardcore.binding.keras_private.nests import map_pairs as map_pairs
 from shardcore.binding.keras_private.nests import map_tensors as map_tensors
-from shardcore.binding.keras_private.nests import packed as packed
+from shardcore.binding.keras_private.nests import pack_leaves as pack_leaves
 from shardcore.binding.keras_private.process import CURRENT_DISTRIBUTION as CURRENT_DISTRIBUTION
 from shardcore.binding.keras_private.process import can_send as can_send
 from shardcore.binding.keras_private.process import draw_seed as draw_seed
@@ -51,15 +51,17 @@ from shardcore.binding.keras_private.process import (
 from shardcore.binding.keras_private.process import make_global_seed as make_global_seed
 from shardcore.binding.keras_private.process import print_message as print_message
 from shardcore.binding.keras_private.process import registered_objects as registered_objects
+from shardcore.binding.keras_private.process import (
+    restored_counts_and_seeds as restored_counts_and_seeds,
+)
 from shardcore.binding.keras_private.process import restored_generators as restored_generators
 from shardcore.binding.keras_private.process import settings as settings
 from shardcore.binding.keras_private.process import torch_device as torch_device
-from shardcore.binding.keras_private.process import unnoticed as unnoticed
 from shardcore.binding.keras_private.process import without_distribution as without_distribution
-from shardcore.binding.keras_private.rebinding import around as around
-from shardcore.binding.keras_private.rebinding import around_layers as around_layers
 from shardcore.binding.keras_private.rebinding import missing as missing
 from shardcore.binding.keras_private.rebinding import replace as replace
+from shardcore.binding.keras_private.rebinding import wrap_calls as wrap_calls
+from shardcore.binding.keras_private.rebinding import wrap_layer_calls as wrap_layer_calls
 from shardcore.binding.keras_private.shapes import (
     drawing_without_values as drawing_without_values,
 )
@@ -89,13 +91,13 @@ from shardcore.binding.keras_private.training import is_own_step as is_own_step
 from shardcore.binding.keras_private.training import loader_of as loader_of
 from shardcore.binding.keras_private.training import logs_of_step as logs_of_step
 from shardcore.binding.keras_private.training import path_of as path_of
-from shardcore.binding.keras_private.training import place_of_files as place_of_files
+from shardcore.binding.keras_private.training import path_of_files as path_of_files
 from shardcore.binding.keras_private.training import progress_of as progress_of
 from shardcore.binding.keras_private.training import read_steps as read_steps
 from shardcore.binding.keras_private.training import results_of as results_of
 from shardcore.binding.keras_private.training import run_no_code_of_users as run_no_code_of_users
 from shardcore.binding.keras_private.training import save_backup as save_backup
-from shardcore.binding.keras_private.training import savers as savers
+from shardcore.binding.keras_private.training import save_functions as save_functions
 from shardcore.binding.keras_private.training import saves_at_epochs as saves_at_epochs
 from shardcore.binding.keras_private.training import set_progress as set_progress
 from shardcore.binding.keras_private.training import sort_callbacks as sort_callbacks

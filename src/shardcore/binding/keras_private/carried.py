@@ -37,8 +37,8 @@ class KerasState:
     @classmethod
     def now(cls, *, names: bool = False) -> "KerasState":
         """Returns the state of this process; `names`: with the counts of names of layers."""
-        kept = (*_NOTED, _NAMES) if names else _NOTED
-        noted = {name: global_state.get_global_attribute(name) for name in kept}
+        names_noted = (*_NOTED, _NAMES) if names else _NOTED
+        noted = {name: global_state.get_global_attribute(name) for name in names_noted}
         policy = global_state.get_global_attribute(_POLICY)
         generator = global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
         return cls(

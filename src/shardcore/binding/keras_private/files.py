@@ -45,7 +45,7 @@ def gather_state(model: Model, objects_to_skip: Iterable[object] | None = None) 
             weights_store=_NoFile(),
             assets_store=scratch,
             inner_path="",
-            visited_saveables={id(each) for each in objects_to_skip or ()},
+            visited_saveables={id(skipped) for skipped in objects_to_skip or ()},
         )
 
 
@@ -99,16 +99,16 @@ def weight_keys(model: Model) -> dict[int, str]:
     """
     store = _Keys()
     optimizer = getattr(model, "optimizer", None)
-    others = [each for each in layers_of(model) if is_saved_in_another_form(each)]
+    others = [layer for layer in layers_of(model) if is_saved_in_another_form(layer)]
     saving_lib._save_state(
         model,
         weights_store=store,
         assets_store=None,
         inner_path="",
-        visited_saveables={id(each) for each in (*others, optimizer)},
+        visited_saveables={id(skipped) for skipped in (*others, optimizer)},
     )
     moments = enumerate(getattr(optimizer, "variables", ()))
-    return store.found | {id(each): f"optimizer/vars/{number}" for number, each in moments}
+    return store.found | {id(moment): f"optimizer/vars/{number}" for number, moment in moments}
 
 
 def is_remote(path: str) -> bool:

@@ -1,4 +1,4 @@
-"""The module of keras-hub that exports models, which is imported by the first export."""
+"""The module of keras-hub that exports models, which is imported by the first export (ADR 45)."""
 
 import builtins
 import sys
@@ -23,11 +23,11 @@ def change_exporter(replacements: dict[str, Callable[[Any], object]], undo: Exit
     """
 
     def change(module: ModuleType) -> None:
-        found = vars(module)
+        namespace = vars(module)
         for name, make in replacements.items():
-            if name in found:
-                undo.callback(setattr, module, name, found[name])
-                setattr(module, name, make(found[name]))
+            if name in namespace:
+                undo.callback(setattr, module, name, namespace[name])
+                setattr(module, name, make(namespace[name]))
             elif hasattr(builtins, name):
                 undo.callback(delattr, module, name)
                 setattr(module, name, make(getattr(builtins, name)))
@@ -53,9 +53,9 @@ class _Awaited(MetaPathFinder):
         """Returns what the others find, None of other modules."""
         if fullname != self.name:
             return None
-        others = (each for each in sys.meta_path if each is not self)
-        found = (each.find_spec(fullname, path, target) for each in others)
-        spec = next((each for each in found if each is not None), None)
+        others = (finder for finder in sys.meta_path if finder is not self)
+        specs = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next((candidate for candidate in specs if candidate is not None), None)
         if spec is not None and spec.loader is not None:
             spec.loader = _Changing(spec.loader, self.change)
         return spec
@@ -70,8 +70,8 @@ class _Changing(Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         """Returns the module, None for the default one."""
-        made: ModuleType | None = self.loader.create_module(spec)
-        return made
+        module: ModuleType | None = self.loader.create_module(spec)
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
         """Runs the module, and changes it."""

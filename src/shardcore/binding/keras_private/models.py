@@ -21,22 +21,22 @@ ADAM = torch_adam.__name__  # imported above, since Keras imports it only with t
 
 def parts_of(trainer: Model) -> list[Any]:
     """Returns the objects that the steps of a model call: layers, optimizer, metrics, losses."""
-    found = [
+    parts = [
         *layers_of(trainer),
         getattr(trainer, "optimizer", None),
         getattr(trainer, "_compile_loss", None),
         *(trainer.metrics if getattr(trainer, "compiled", False) else []),
     ]
-    return list({id(each): each for each in found if each is not None}.values())
+    return list({id(part): part for part in parts if part is not None}.values())
 
 
 def modules_of(trainer: Model) -> list[tuple[str, Any]]:
     """Returns the torch modules of a model, with its layers, also those that no other one holds."""
-    found: dict[int, tuple[str, Any]] = {}
+    modules: dict[int, tuple[str, Any]] = {}
     for layer in layers_of(trainer):
         for name, module in layer.named_modules():
-            found.setdefault(id(module), (f"{layer.name}.{name}".rstrip("."), module))
-    return list(found.values())
+            modules.setdefault(id(module), (f"{layer.name}.{name}".rstrip("."), module))
+    return list(modules.values())
 
 
 def uncleared_gradients(trainer: Model) -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -46,9 +46,9 @@ def uncleared_gradients(trainer: Model) -> Iterator[tuple[str, Callable[[], Any]
     Each is a name for people, and a function that returns the gradient.
     """
     cleared = set(map(id, trainer.parameters()))
-    for each in trainer.trainable_variables:
-        if id(each._value) not in cleared:
-            yield f"the gradient of variable {each.path!r}", partial(gradient_of, each)
+    for variable in trainer.trainable_variables:
+        if id(variable._value) not in cleared:
+            yield f"the gradient of variable {variable.path!r}", partial(gradient_of, variable)
 
 
 def gradient_of(variable: Variable) -> Any:
@@ -64,9 +64,9 @@ def graph_tensors(trainer: Model) -> Iterator[tuple[str, dict[str, Any], list[to
     """
     for layer in layers_of(trainer):
         graph = getattr(layer, "_nodes_by_depth", {})
-        for node in (each for nodes in graph.values() for each in nodes):
+        for node in (node for nodes in graph.values() for node in nodes):
             arguments = tree.flatten((node.arguments.args, node.arguments.kwargs))
-            tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
+            tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
             if tensors:
                 yield node.operation.name, vars(node.arguments), tensors
 
@@ -101,7 +101,7 @@ def weights_by_moment(optimizer: Optimizer, model: Model) -> dict[int, Variable]
 
     Keras (3.15) puts the path of the weight before the name of the moment.
     """
-    begins = [(f"{each.path.replace('/', '_')}_", each) for each in model.trainable_variables]
+    begins = [(f"{weight.path.replace('/', '_')}_", weight) for weight in model.trainable_variables]
     begins.sort(key=lambda pair: len(pair[0]))
     return {
         id(moment): weight
@@ -116,10 +116,12 @@ def moments_of(optimizer: Adam, variables: Sequence[Variable]) -> tuple[list[tor
 
     The last list is empty, unless the optimizer has `amsgrad`.
     """
-    kept = [optimizer._momentums, optimizer._velocities]
-    kept.append(optimizer._velocity_hats if optimizer.amsgrad else [])
-    places = [optimizer._get_variable_index(each) for each in variables]
-    return tuple([each[place].value for place in places] if each else [] for each in kept)
+    kinds = [optimizer._momentums, optimizer._velocities]
+    kinds.append(optimizer._velocity_hats if optimizer.amsgrad else [])
+    indices = [optimizer._get_variable_index(variable) for variable in variables]
+    return tuple(
+        [moments[index].value for index in indices] if moments else [] for moments in kinds
+    )
 
 
 def code_of_user(optimizer: LossScaleOptimizer) -> str:
@@ -164,7 +166,7 @@ def nodes_of(graph: Function) -> Iterator[Node]:
 
 def input_names(model: Function) -> list[str]:
     """Returns the names of the layers that make the inputs of a functional model, in order."""
-    return [producer_of(each).name for each in model._inputs]
+    return [producer_of(tensor).name for tensor in model._inputs]
 
 
 def producer_of(tensor: KerasTensor) -> Any:

@@ -20,8 +20,8 @@ def map_tensors(function: Callable[[Any], object], structure: object) -> Any:
 
 def leaves(structure: object) -> list[Any]:
     """Returns the leaves of `structure`, None among them."""
-    found: list[Any] = tree.flatten(structure)
-    return found
+    flat: list[Any] = tree.flatten(structure)
+    return flat
 
 
 def map_leaves(function: Callable[[Any], object], structure: object) -> Any:
@@ -34,9 +34,9 @@ def map_pairs(function: Callable[[Any, Any], object], one: object, other: object
     return tree.map_structure(function, one, other, none_is_leaf=False)
 
 
-def packed(structure: object, found: Sequence[object]) -> Any:
+def pack_leaves(structure: object, flat: Sequence[object]) -> Any:
     """Returns the leaves `found` in the nesting of `structure`."""
-    return tree.pack_sequence_as(structure, found)
+    return tree.pack_sequence_as(structure, flat)
 
 
 def copy_mask(source: torch.Tensor, target: torch.Tensor) -> None:

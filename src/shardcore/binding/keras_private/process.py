@@ -93,14 +93,18 @@ def make_global_seed() -> None:
 
 
 @contextmanager
-def unnoticed() -> Iterator[None]:
+def restored_counts_and_seeds() -> Iterator[None]:
     """Restores Keras' counts of names and its seeds at the end, for a model that is built inside.
 
     No distribution may be set.
     """
     before = dict(vars(global_state.GLOBAL_STATE_TRACKER))
     # Inside, Keras changes copies: of its counts of names, and of its list of variables to come.
-    containers = {key: copy(each) for key, each in before.items() if isinstance(each, list | dict)}
+    containers = {
+        key: copy(container)
+        for key, container in before.items()
+        if isinstance(container, list | dict)
+    }
     vars(global_state.GLOBAL_STATE_TRACKER).update(containers)
     try:
         with restored_generators():

@@ -12,7 +12,7 @@ from shardcore.binding.keras_private.table import PATCHES, WITHOUT_VALUES, Patch
 from shardcore.binding.types import Original
 
 
-def around(
+def wrap_calls(
     replacement: Callable[..., object],
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Returns a decorator by which a Keras function calls `replacement`, with itself first."""
@@ -32,19 +32,19 @@ def replace(patch: Patch, make: Callable[[Any], object], undo: ExitStack) -> Non
     holder, name = _holder(patch)
     original = getattr(holder, name)
     value = make(original)
-    for place in _importers(original) if patch.everywhere else [holder]:
-        if name in vars(place):
-            undo.callback(setattr, place, name, vars(place)[name])
+    for owner in _importers(original) if patch.everywhere else [holder]:
+        if name in vars(owner):
+            undo.callback(setattr, owner, name, vars(owner)[name])
         else:  # a class that inherits it
-            undo.callback(delattr, place, name)
-        setattr(place, name, value)
+            undo.callback(delattr, owner, name)
+        setattr(owner, name, value)
 
 
 @contextmanager
-def around_layers(call: Callable[..., object]) -> Iterator[None]:
+def wrap_layer_calls(call: Callable[..., object]) -> Iterator[None]:
     """Calls `call(original, layer, *args, **kwargs)` for each call of a layer in the context."""
     with ExitStack() as undo:
-        replace(PATCHES["Layer.__call__"], around(call), undo)
+        replace(PATCHES["Layer.__call__"], wrap_calls(call), undo)
         yield
 
 
@@ -72,4 +72,4 @@ def _holder(patch: Patch) -> tuple[Any, str]:
 def _importers(original: Original) -> list[ModuleType]:
     """Returns the loaded Keras modules that hold `original` under its own name."""
     modules = [sys.modules[name] for name in list(sys.modules) if f"{name}.".startswith("keras.")]
-    return [each for each in modules if vars(each).get(original.__name__) is original]
+    return [module for module in modules if vars(module).get(original.__name__) is original]

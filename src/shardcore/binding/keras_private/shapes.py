@@ -10,7 +10,7 @@ import torch
 from keras import Variable
 
 from shardcore.binding.keras_private.process import is_symbolic
-from shardcore.binding.keras_private.rebinding import around, replace
+from shardcore.binding.keras_private.rebinding import replace, wrap_calls
 from shardcore.binding.keras_private.table import WITHOUT_VALUES
 from shardcore.binding.types import Original
 from shardcore.domain.errors import PolicyError
@@ -32,7 +32,7 @@ def repeating_shapes() -> Iterator[None]:
         shape = keras.ops.repeat(keras.KerasTensor(x.shape, dtype), repeats, axis).shape
         return torch.empty(shape, dtype=x.dtype, device=x.device)
 
-    with _replaced("numpy.repeat", around(repeat)):
+    with _with_replacement("numpy.repeat", wrap_calls(repeat)):
         yield
 
 
@@ -43,7 +43,7 @@ def drawing_without_values() -> Iterator[None]:
     def generator(original: Original, seed: object) -> None:
         return None
 
-    with _replaced("random.torch_seed_generator", around(generator)):
+    with _with_replacement("random.torch_seed_generator", wrap_calls(generator)):
         yield
 
 
@@ -76,9 +76,9 @@ def variables_without_memory(reader: str) -> Iterator[None]:
         return original(x)
 
     with (
-        _replaced("Variable._initialize_with_initializer", around(initialize)),
-        _replaced("Variable._direct_assign", around(assign)),
-        _replaced("core.convert_to_numpy", around(to_numpy)),
+        _with_replacement("Variable._initialize_with_initializer", wrap_calls(initialize)),
+        _with_replacement("Variable._direct_assign", wrap_calls(assign)),
+        _with_replacement("core.convert_to_numpy", wrap_calls(to_numpy)),
     ):
         yield
 
@@ -91,7 +91,7 @@ def _is_expanded(x: Any) -> bool:
 
 
 @contextmanager
-def _replaced(key: str, make: Callable[[Any], object]) -> Iterator[None]:
+def _with_replacement(key: str, make: Callable[[Any], object]) -> Iterator[None]:
     with ExitStack() as undo:
         replace(WITHOUT_VALUES[key], make, undo)
         yield

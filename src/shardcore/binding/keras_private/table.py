@@ -1,4 +1,4 @@
-"""All Keras names that shardcore replaces, each with its reason and the lines that have it.
+"""All Keras names that shardcore replaces, each with its reason and the lines that have it (ADR 2).
 
 One table, longer than other files, since each entry is read by itself.
 """
@@ -451,7 +451,7 @@ ALL = (
     ),
 )
 assert len({patch.key for patch in ALL}) == len(ALL), "two patches have one key"
-# Those of the Keras that is installed, by their keys.
+# The patches of the installed release of Keras, by their keys.
 PATCHES = {patch.key: patch for patch in ALL if patch.since <= LINE <= patch.until}
 # Replaced only in the contexts of `shapes`, in which tensors have no values.
 WITHOUT_VALUES = {

@@ -109,11 +109,11 @@ AUTO = Auto("auto")
 
 def results_of(trainer: Model) -> dict[str, Any]:
     """Returns the results of the metrics of a model by name, as tensors."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for metric in trainer.metrics:
         result = metric.result()
-        found |= result if isinstance(result, dict) else {metric.name: result}
-    return found
+        results |= result if isinstance(result, dict) else {metric.name: result}
+    return results
 
 
 def as_logs(results: object) -> Any:
@@ -122,10 +122,10 @@ def as_logs(results: object) -> Any:
     return pythonify_logs(results) if is_old and results else results
 
 
-def logs_of_step(trainer: Model, step: str, done: object) -> Any:
+def logs_of_step(trainer: Model, step: str, logs: object) -> Any:
     """Returns the logs of a step as Keras does; logs of a user's step stay tensors everywhere."""
     of_metrics = LINE < (3, 14) and step != "predict_step" and not gives_own_logs(trainer, step)
-    return as_logs(done) if of_metrics else done
+    return as_logs(logs) if of_metrics else logs
 
 
 def is_own_step(trainer: Model, name: str) -> bool:
@@ -143,7 +143,7 @@ def gives_own_logs(trainer: Model, step: str) -> bool:
 def read_steps(callbacks: CallbackList, phase: str) -> bool:
     """Returns whether one of `callbacks` acts between two steps of a fit or an evaluate."""
     return type(callbacks) is not CallbackList or any(
-        not all(map(is_default, _hooks(callback, phase))) and not _rests(callback, phase)
+        not all(map(is_default, _hooks(callback, phase))) and not _reads_no_step(callback, phase)
         for callback in callbacks.callbacks
     )
 
@@ -191,8 +191,8 @@ def thread_name_of(callbacks: CallbackList) -> str:
 
 
 def sort_callbacks(callbacks: CallbackList) -> None:
-    """Brings those with the attribute `comes_last` behind the others, whose states they save."""
-    callbacks.callbacks.sort(key=lambda each: getattr(each, "comes_last", False))
+    """Moves callbacks with the attribute `comes_last` behind the others, whose states they save."""
+    callbacks.callbacks.sort(key=lambda callback: getattr(callback, "comes_last", False))
 
 
 def begin_later(
@@ -211,7 +211,7 @@ def begin_later(
         next(iterator._epoch_iterator)
 
 
-def _rests(callback: Callback, phase: str) -> bool:
+def _reads_no_step(callback: Callback, phase: str) -> bool:
     """Returns whether its hooks between steps read no results, or do nothing."""
     if getattr(callback, "reads_no_results", False):
         return True
@@ -253,7 +253,7 @@ def progress_of(callback: BackupAndRestore) -> tuple[int, int]:
 
 
 def set_progress(callback: BackupAndRestore, epoch: int, steps: int) -> None:
-    """Lets a `BackupAndRestore` have seen so many steps of an epoch, and nothing unsaved."""
+    """Sets the epoch and the steps that a `BackupAndRestore` has seen, and leaves none unsaved."""
     callback._current_epoch = epoch
     callback._last_batch_seen = max(steps - 1, 0)
     callback._batches_seen_since_last_saving = 0
@@ -269,7 +269,7 @@ def saves_at_epochs(callback: BackupAndRestore) -> bool:
     return bool(callback.save_freq == "epoch")
 
 
-def place_of_files(callback: Callback) -> str | None:
+def path_of_files(callback: Callback) -> str | None:
     """Returns the path that a callback was given for what it writes; None if it writes nothing."""
     for kind, name in _PATHS:
         if isinstance(callback, kind):
@@ -282,17 +282,15 @@ def weights_path(callback: BackupAndRestore) -> str:
     return str(callback._weights_path)
 
 
-def savers(callbacks: CallbackList) -> list[Callable[[], None]]:
+def save_functions(callbacks: CallbackList) -> list[Callable[[], None]]:
     """Returns the functions of callbacks that save now all that a resumed fit needs."""
-    of_keras = [
-        each._save_model for each in callbacks.callbacks if isinstance(each, BackupAndRestore)
-    ]
-    ours = [each.save_here for each in callbacks.callbacks if hasattr(each, "save_here")]
-    return of_keras + ours
+    backups = [c for c in callbacks.callbacks if isinstance(c, BackupAndRestore)]
+    ours = [c.save_here for c in callbacks.callbacks if hasattr(c, "save_here")]
+    return [*(backup._save_model for backup in backups), *ours]
 
 
 def path_of(callback: Callback) -> str:
     """Returns the path that a callback of Keras writes; empty if it is none of these."""
     names = ("backup_dir", "filepath", "filename", "log_dir", "_log_dir")
-    found = (getattr(callback, name, None) for name in names)
-    return next((str(path) for path in found if path), "")
+    paths = (getattr(callback, name, None) for name in names)
+    return next((str(path) for path in paths if path), "")

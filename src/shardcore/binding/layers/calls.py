@@ -24,7 +24,8 @@ def layer_call(
 ) -> Any:
     """Replaces `Layer.__call__`, in which plain tensors mix with sharded ones, on every thread.
 
-    Keras has one distribution per thread: a thread without one uses the strategy as a visitor.
+    Keras has one distribution per thread: a thread without one uses the strategy
+    without collectives.
     """
     if not (sessions.are_open() or sessions.entry.serves_one_device):
         return original(layer, *args, **kwargs)
@@ -35,9 +36,13 @@ def layer_call(
             args, kwargs = batches.take_own_rows((args, kwargs), session)
         elif loops.is_in_loop(session, sessions):
             return _loop_call(session, original, layer, (args, kwargs))
-    strategy = sessions.visited()
-    visit = nullcontext() if strategy is None else strategy.scope(visiting=True)
-    with visit, layer_scope(layer.path or layer.name):
+    strategy = sessions.strategy_without_distribution()
+    replication = (
+        nullcontext()
+        if strategy is None
+        else strategy.implicit_replication(forbid_collectives=True)
+    )
+    with replication, layer_scope(layer.path or layer.name):
         return original(layer, *args, **kwargs)
 
 
@@ -72,10 +77,10 @@ class LayerEdges:
     def distribute_tensor(self, outputs: object, path: str) -> Any:
         """Returns the outputs of a layer, each in its layout."""
         session = self.sessions.required()
-        layout = _ruled(path, session)
+        layout = _layout_by_rule(path, session)
         what = f"The output {path!r}"
         return keras_private.map_tensors(
-            lambda each: lay_out(each, layout or _rows(each, session), what, session), outputs
+            lambda tensor: lay_out(tensor, layout or _rows(tensor, session), what, session), outputs
         )
 
 
@@ -94,7 +99,7 @@ def _rows(output: torch.Tensor, session: Session) -> Layout | None:
     return Layout(layout.mesh, (axes, *layout.spec[1:]), (), (1, *layout.blocks[1:]))
 
 
-def _ruled(path: str, session: Session) -> Layout | None:
+def _layout_by_rule(path: str, session: Session) -> Layout | None:
     """Returns the layout that a rule gives the output `path`, None without a rule."""
     session.output_paths.add(path)
     ruled = session.distribution.get_tensor_layout(path)
@@ -103,24 +108,24 @@ def _ruled(path: str, session: Session) -> Layout | None:
 
 def model_inputs(session: Session, original: Original, model: object, inputs: object) -> list[Any]:
     """Replaces `Functional._standardize_inputs`: inputs with a rule for their output get it."""
-    found: list[Any] = original(model, inputs)
+    standardized: list[Any] = original(model, inputs)
     if keras_private.is_symbolic():
-        return found
+        return standardized
     paths = [f"{name}/output" for name in keras_private.input_names(model)]
-    layouts = [_ruled(path, session) for path in paths]
+    layouts = [_layout_by_rule(path, session) for path in paths]
     return [
-        each
-        if layout is None or each is None
-        else lay_out(each, layout, f"Input {path!r}", session)
-        for each, layout, path in zip(found, layouts, paths, strict=True)
+        tensor
+        if layout is None or tensor is None
+        else lay_out(tensor, layout, f"Input {path!r}", session)
+        for tensor, layout, path in zip(standardized, layouts, paths, strict=True)
     ]
 
 
 def lay_out(tensor: torch.Tensor, layout: Layout | None, what: str, session: Session) -> Any:
-    """Returns `tensor` in `layout`, or reduced if that is None."""
+    """Returns `tensor` in `layout`, or reduced if that is None (ADR 4)."""
     if layout is not None:
         layout.fitting(tensor.shape, what)
-    laid_out = session.strategy.activation(tensor, layout)
+    laid_out = session.strategy.redistribute(tensor, layout)
     if laid_out is not tensor:
         keras_private.copy_mask(tensor, laid_out)
     return laid_out
@@ -145,7 +150,7 @@ def _sharded(state: torch.Tensor, session: Session) -> Any:
     parts = session.batch_shards
     if session.strategy.owns(state) or state.requires_grad or not 1 < parts <= len(state):
         return state
-    return session.strategy.activation(state, session.batch_layout(state.ndim))
+    return session.strategy.redistribute(state, session.batch_layout(state.ndim))
 
 
 def quantized_build(

@@ -47,7 +47,7 @@ def draw(
     """
     operands = inspect.signature(original).bind(*args, **kwargs).arguments
     seed = operands.pop("seed", None)
-    recordable = all(type(each) in _RECORDABLE for each in keras_private.leaves(operands))
+    recordable = all(type(operand) in _RECORDABLE for operand in keras_private.leaves(operands))
     alone = not torch.cuda.is_available() and recordable
     if not capture.is_recording() or keras_private.is_symbolic() or not alone:
         return original(*args, **kwargs)
@@ -58,7 +58,7 @@ def _next_seed(seed: Seed, sessions: Sessions) -> Any:
     """Returns the next seed of `seed`, as a plain tensor of one number."""
     first, second = keras_private.draw_seed(seed)
     total = first + second
-    strategy = sessions.keeper(total)
+    strategy = sessions.strategy_of_tensor(total)
     return total if strategy is None else strategy.full_tensor(total)
 
 
@@ -87,7 +87,7 @@ def scatter(original: Original, indices: Any, values: Array, shape: Sequence[int
     indices = keras.ops.convert_to_tensor(indices)
     if indices.is_floating_point() or indices.dtype is torch.bool:
         return original(indices, values, shape)
-    return _added(indices.long(), keras.ops.convert_to_tensor(values), tuple(shape))
+    return _add_at(indices.long(), keras.ops.convert_to_tensor(values), tuple(shape))
 
 
 def segment_sum(
@@ -106,8 +106,8 @@ def segment_sum(
     # One more segment gets the rows whose segment is out of range.
     places = numbers.long().where(is_known, num_segments).unsqueeze(1)
     precise = rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
-    found = _added(places, precise, (num_segments + 1, *rows.shape[1:]))
-    return found[:-1].to(rows.dtype)
+    sums = _add_at(places, precise, (num_segments + 1, *rows.shape[1:]))
+    return sums[:-1].to(rows.dtype)
 
 
 def with_channels_first(original: Original, images: Any, **options: object) -> Any:
@@ -119,7 +119,7 @@ def with_channels_first(original: Original, images: Any, **options: object) -> A
     return images.permute(0, 3, 1, 2) if is_image else original(images, **options)
 
 
-def _added(indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+def _add_at(indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """Returns the sum of `values` at each of `indices`, zero elsewhere.
 
     torch 2.13 adds `float32` on a CPU in several threads, in any order: ranks would differ in the
@@ -174,7 +174,7 @@ def _can_be_rows(
         len(samples) > 1
         and axis in (-1, len(samples))
         and tuple(target.shape) in (tuple(samples), (*samples, 1))
-        and all(_has_full_rows(each, session) for each in (target, output))
+        and all(_has_full_rows(tensor, session) for tensor in (target, output))
     )
 
 
@@ -202,7 +202,7 @@ def fused_update(
     strategy may shard them further. A compiled step keeps the operators of Keras, which Inductor
     fuses; it has no code for the fused update.
     """
-    values = [each.value for each in variables]
+    values = [variable.value for variable in variables]
     moments = keras_private.moments_of(optimizer, variables)
     run, fits = sessions.run(), _have_one_layout(sessions, values, moments)
     is_compiled = run is not None and run.trainer.jit_compile is True
@@ -214,7 +214,7 @@ def fused_update(
     first, second, largest = moments
     adam(
         values,
-        [each if each.is_contiguous() else each.contiguous() for each in grads],
+        [grad if grad.is_contiguous() else grad.contiguous() for grad in grads],
         first,
         second,
         largest,
@@ -234,13 +234,15 @@ def _have_one_layout(
     sessions: Sessions, values: list[torch.Tensor], moments: tuple[list[torch.Tensor], ...]
 ) -> bool:
     """Returns whether all are contiguous, and the moments of each variable have its layout."""
-    if not all(each.is_contiguous() for kept in (values, *moments) for each in kept):
+    if not all(tensor.is_contiguous() for tensors in (values, *moments) for tensor in tensors):
         return False
     session = sessions.current()
     if session is None:
         return True
-    layouts = [list(map(session.strategy.layout, each)) for each in (values, *moments) if each]
-    return all(each == layouts[0] for each in layouts)
+    layouts = [
+        list(map(session.strategy.layout, tensors)) for tensors in (values, *moments) if tensors
+    ]
+    return all(kind_layouts == layouts[0] for kind_layouts in layouts)
 
 
 def _corrected_rate(
@@ -249,8 +251,8 @@ def _corrected_rate(
     """Returns the learning rate with the bias correction of both moments, computed as in Keras."""
     step = keras.ops.cast(optimizer.iterations + 1, dtype)
     first, second = (
-        1 - keras.ops.power(keras.ops.cast(each, dtype), step)
-        for each in (optimizer.beta_1, optimizer.beta_2)
+        1 - keras.ops.power(keras.ops.cast(beta, dtype), step)
+        for beta in (optimizer.beta_1, optimizer.beta_2)
     )
     return keras.ops.cast(learning_rate, dtype) * keras.ops.sqrt(second) / first
 

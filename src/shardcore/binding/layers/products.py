@@ -32,8 +32,8 @@ def _makes_experts(subscripts: str) -> bool:
         >>> _makes_experts("td,edh->eth"), _makes_experts("etd,edh->eth")
         (True, False)
     """
-    given, _, result = subscripts.replace(" ", "").partition("->")
-    first, _, second = given.partition(",")
+    operands, _, result = subscripts.replace(" ", "").partition("->")
+    first, _, second = operands.partition(",")
     expert = second[:1]
     return expert.isalpha() and expert not in first and expert == result[:1]
 
@@ -45,10 +45,10 @@ def _for_each_expert(
 
     The tokens of all experts are one tensor in memory.
     """
-    given = tokens, getattr(kernel, "value", kernel)
-    if not all(isinstance(each, torch.Tensor) for each in given):
+    operands = tokens, getattr(kernel, "value", kernel)
+    if not all(isinstance(operand, torch.Tensor) for operand in operands):
         return subscripts, tokens
-    of_tokens, of_kernel = map(session.strategy.layout, given)
+    of_tokens, of_kernel = map(session.strategy.layout, operands)
     if of_tokens is None or of_kernel is None:
         return subscripts, tokens
     if not any(isinstance(of_tokens.placement(axis), Shard) for axis in of_kernel.dim_axes(0)):

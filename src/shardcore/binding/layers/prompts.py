@@ -15,7 +15,7 @@ import torch
 
 from shardcore.binding import keras_private
 from shardcore.binding.captured.closures import PLAIN
-from shardcore.binding.captured.local_tensors import from_local, reduced, to_local
+from shardcore.binding.captured.local_tensors import from_local, reduce_partial, to_local
 from shardcore.binding.captured.step import CapturedStep
 from shardcore.binding.context.session import Session, Sessions
 from shardcore.ports.capture import StepCapture
@@ -26,9 +26,9 @@ def capture_prompts(
 ) -> None:
     """Captures the prompts of a `model` from its next one on, if it fills a cache by a method."""
     name = keras_private.FILLS_CACHE
-    kept = vars(model).get(name)
-    is_ours = isinstance(kept, _Prompt)
-    if (is_ours and kept.sessions is sessions) or (kept is not None and not is_ours):
+    attribute = vars(model).get(name)
+    is_ours = isinstance(attribute, _Prompt)
+    if (is_ours and attribute.sessions is sessions) or (attribute is not None and not is_ours):
         return
     if callable(getattr(type(model), name, None)):
         step = CapturedStep(model, name, capture)
@@ -37,11 +37,11 @@ def capture_prompts(
 
 @attrs.frozen(eq=False)
 class _Prompt:
-    """The method of one model that fills the cache, as an attribute that stands before it.
+    """The method of one model that fills the cache, as an attribute that shadows it.
 
     Args:
         model: The model.
-        sessions: Those of the installation.
+        sessions: The sessions of the installation.
         capture: Records, and makes programs.
         captured: Runs the method.
     """
@@ -54,22 +54,23 @@ class _Prompt:
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Returns what the method returns."""
         method = partial(getattr(type(self.model), keras_private.FILLS_CACHE), self.model)
-        given = keras_private.map_leaves(_as_tensor, (args, kwargs))
+        arguments = keras_private.map_leaves(_as_tensor, (args, kwargs))
         session = self.sessions.current()
         if not (
-            may_capture(session, self.sessions, self.capture) and _is_like_others(given, session)
+            may_capture(session, self.sessions, self.capture)
+            and _need_no_exchange(arguments, session)
         ):
             return method(*args, **kwargs)
 
         def step() -> Any:
-            made = method(*given[0], **given[1])
-            leaves = [_reduced(each, session) for each in keras_private.leaves(made)]
-            return *to_local(leaves, session), keras_private.map_leaves(lambda _: 0, made)
+            cache = method(*arguments[0], **arguments[1])
+            leaves = [_reduce_leaf(leaf, session) for leaf in keras_private.leaves(cache)]
+            return *to_local(leaves, session), keras_private.map_leaves(lambda _: 0, cache)
 
-        scope = nullcontext() if session is None else session.strategy.scope()
+        scope = nullcontext() if session is None else session.strategy.implicit_replication()
         with scope, self.sessions.working(self.model):
-            shards, forms, nest = self.captured(step, given, session)
-        return keras_private.packed(nest, from_local(shards, forms, session))
+            shards, forms, nest = self.captured(step, arguments, session)
+        return keras_private.pack_leaves(nest, from_local(shards, forms, session))
 
 
 def may_capture(
@@ -85,20 +86,20 @@ def may_capture(
     )
 
 
-def _is_like_others(given: object, session: Session | None) -> bool:
-    """Whether arguments are tensors and numbers, of which each rank has all rows or its own."""
-    leaves = keras_private.leaves(given)
-    if not all(isinstance(each, (torch.Tensor, *PLAIN)) for each in leaves):
+def _need_no_exchange(arguments: object, session: Session | None) -> bool:
+    """Returns whether arguments are tensors and numbers whose rows need no exchange of counts."""
+    leaves = keras_private.leaves(arguments)
+    if not all(isinstance(leaf, (torch.Tensor, *PLAIN)) for leaf in leaves):
         return False
     if session is None or session.distribution.auto_shard_dataset:
         return True
     # Of plain rows a layer would ask the other ranks how many they have, which is not recorded.
-    return all(session.strategy.owns(each) for each in leaves if isinstance(each, torch.Tensor))
+    return all(session.strategy.owns(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
 def _as_tensor(leaf: object) -> Any:
     return keras.ops.convert_to_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf
 
 
-def _reduced(leaf: object, session: Session | None) -> Any:
-    return reduced(leaf, session) if isinstance(leaf, torch.Tensor) else leaf
+def _reduce_leaf(leaf: object, session: Session | None) -> Any:
+    return reduce_partial(leaf, session) if isinstance(leaf, torch.Tensor) else leaf

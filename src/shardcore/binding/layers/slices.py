@@ -17,27 +17,27 @@ from shardcore.binding.types import Original
 from shardcore.ports.types import Array
 
 
-def take(
+def slice_tensor(
     session: Session, original: Original, inputs: Array, start_indices: Any, shape: Any
 ) -> torch.Tensor:
     """Replaces `slice`: looks up the places of a slice that begins at a number in a tensor."""
-    listed = all(isinstance(each, tuple | list) for each in (start_indices, shape))
+    listed = all(isinstance(argument, tuple | list) for argument in (start_indices, shape))
     if (
         keras_private.is_symbolic()
         or not listed
         or not all(isinstance(size, int) for size in shape)
     ):
-        taken: torch.Tensor = original(inputs, start_indices, shape)
-        return taken
-    taken = keras.ops.convert_to_tensor(inputs)
+        sliced: torch.Tensor = original(inputs, start_indices, shape)
+        return sliced
+    sliced = keras.ops.convert_to_tensor(inputs)
     for dim, (start, size) in enumerate(zip(start_indices, shape, strict=True)):
         if isinstance(start, torch.Tensor):
-            numbers = torch.arange(size, device=taken.device)
-            first = _from_begin(_full(start, session), taken.shape[dim])
-            taken = torch.index_select(taken, dim, first + numbers)
-        elif (start, size) != (0, taken.shape[dim]):
-            taken = taken[(*[slice(None)] * dim, slice(start, start + size))]
-    return taken
+            numbers = torch.arange(size, device=sliced.device)
+            first = _from_begin(_full_index(start, session), sliced.shape[dim])
+            sliced = torch.index_select(sliced, dim, first + numbers)
+        elif (start, size) != (0, sliced.shape[dim]):
+            sliced = sliced[(*[slice(None)] * dim, slice(start, start + size))]
+    return sliced
 
 
 def update(
@@ -59,7 +59,7 @@ def update(
         if isinstance(start, int) and size == length:
             continue
         places = torch.arange(length, device=old.device) - _from_begin(
-            _full(start, session), length
+            _full_index(start, session), length
         )
         if size > 1:
             new = torch.index_select(new, dim, places.clamp(0, size - 1))
@@ -76,13 +76,13 @@ def _is_within(starts: object, sizes: Sequence[int], shape: Sequence[int]) -> bo
     )
 
 
-def _full(start: object, session: Session) -> Any:
+def _full_index(start: object, session: Session) -> Any:
     return session.strategy.full_tensor(start) if isinstance(start, torch.Tensor) else start
 
 
-def _from_begin(place: object, size: int) -> Any:
-    """Returns a place in a dim of this size as counted from its begin."""
-    return torch.where(place < 0, place + size, place) if isinstance(place, torch.Tensor) else place
+def _from_begin(index: object, size: int) -> Any:
+    """Returns an index into a dim of this size, counted from its begin."""
+    return torch.where(index < 0, index + size, index) if isinstance(index, torch.Tensor) else index
 
 
 class TensorIndices(TorchFunctionMode):
@@ -92,7 +92,7 @@ class TensorIndices(TorchFunctionMode):
         if func is torch.Tensor.__getitem__:
             indices = args[1] if isinstance(args[1], tuple) else (args[1],)
             if any(map(_is_number, indices)) and all(map(_is_of_one_dim, indices)):
-                return _looked_up(args[0], indices)
+                return _look_up(args[0], indices)
         return func(*args, **(kwargs or {}))
 
 
@@ -106,10 +106,10 @@ def _is_number(index: Any) -> bool:
     return is_tensor and index.dtype in (torch.int16, torch.int32, torch.int64)
 
 
-def _looked_up(tensor: torch.Tensor, indices: Sequence[Any]) -> torch.Tensor:
+def _look_up(tensor: torch.Tensor, indices: Sequence[Any]) -> torch.Tensor:
     """Returns `tensor[indices]`, with numbers in tensors among the indices."""
     for dim, index in enumerate(indices):
         if _is_number(index):
-            place = _from_begin(index, tensor.shape[dim]).reshape(1)
-            tensor = torch.index_select(tensor, dim, place)
-    return tensor[tuple(0 if _is_number(each) else each for each in indices)]
+            from_begin = _from_begin(index, tensor.shape[dim]).reshape(1)
+            tensor = torch.index_select(tensor, dim, from_begin)
+    return tensor[tuple(0 if _is_number(index) else index for index in indices)]

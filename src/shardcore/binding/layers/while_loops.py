@@ -1,4 +1,4 @@
-"""Patch: `ops.while_loop` outside training, as in `generate()`: iterations are captured steps."""
+"""Patch: `ops.while_loop` outside training, as in `generate()`: captured iterations (ADR 32)."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -14,9 +14,9 @@ from shardcore.binding.captured.closures import Closures
 from shardcore.binding.captured.local_tensors import (
     Form,
     from_local,
-    full,
     local_tensors,
-    reduced,
+    reduce_partial,
+    to_full,
     to_local,
 )
 from shardcore.binding.captured.step import CapturedStep
@@ -55,14 +55,14 @@ class WhileLoops:
             return original(cond, body, loop_vars, maximum_iterations)
         capture_prompts(closures.model, self.sessions, self.capture)
         is_nest = isinstance(loop_vars, tuple | list)
-        step = _captured(closures.model, closures, self.capture)
+        step = _captured_step(closures.model, closures, self.capture)
         loop = _Loop(cond, body, closures.tensors, step, session)
         with self.sessions.working(closures.model):
-            made = loop.run(tuple(loop_vars) if is_nest else (loop_vars,), maximum_iterations)
-        return made if is_nest else made[0]
+            final = loop.run(tuple(loop_vars) if is_nest else (loop_vars,), maximum_iterations)
+        return final if is_nest else final[0]
 
 
-def _captured(
+def _captured_step(
     model: keras.Model, closures: Closures, capture: StepCapture[torch.Tensor]
 ) -> CapturedStep:
     """Returns the step of the loops of `model` with such closures."""
@@ -94,44 +94,52 @@ class _Loop:
 
     def run(self, variables: Variables, maximum_iterations: object) -> Variables:
         """Returns the variables at the end of the loop."""
-        most = None if maximum_iterations is None else int(full(maximum_iterations, self.session))
-        variables = keras_private.map_leaves(partial(reduced, session=self.session), variables)
-        goes_on, count = full(self.cond(*variables), self.session), 0
-        others = local_tensors(self.tensors, self.session)
-        made: _Made | None = None
+        most = (
+            None if maximum_iterations is None else int(to_full(maximum_iterations, self.session))
+        )
+        variables = keras_private.map_leaves(
+            partial(reduce_partial, session=self.session), variables
+        )
+        goes_on, count = to_full(self.cond(*variables), self.session), 0
+        closure_shards = local_tensors(self.tensors, self.session)
+        last: _Iteration | None = None
         while goes_on and (most is None or count < most):
             # As long as one program computes them, variables stay local shards: no code reads them.
-            again = made and self.captured.again([*made[0], *others])
-            made = again or self._next(self._joined(made, variables), follows=count > 0)
-            goes_on, count = made[2], count + 1
-        return self._joined(made, variables)
+            again = last and self.captured.run_again([*last[0], *closure_shards])
+            last = again or self._next(self._from_shards(last, variables), follows=count > 0)
+            goes_on, count = last[2], count + 1
+        return self._from_shards(last, variables)
 
-    def _next(self, variables: Variables, *, follows: bool) -> "_Made":
+    def _next(self, variables: Variables, *, follows: bool) -> "_Iteration":
         """Makes the next variables; it `follows` another iteration."""
 
         def step() -> Any:
             with TensorIndices():
-                made = self.body(*variables)
-                made = made if isinstance(made, tuple | list) else (made,)
-                tensors = [reduced(each, self.session) for each in keras_private.leaves(made)]
-                goes_on = self.cond(*keras_private.packed(variables, tensors))
-                return *to_local(tensors, self.session), full(goes_on, self.session)
+                outputs = self.body(*variables)
+                outputs = outputs if isinstance(outputs, tuple | list) else (outputs,)
+                tensors = [
+                    reduce_partial(leaf, self.session) for leaf in keras_private.leaves(outputs)
+                ]
+                goes_on = self.cond(*keras_private.pack_leaves(variables, tensors))
+                return *to_local(tensors, self.session), to_full(goes_on, self.session)
 
-        with nullcontext() if self.session is None else self.session.strategy.scope():
+        with (
+            nullcontext() if self.session is None else self.session.strategy.implicit_replication()
+        ):
             data = (variables, self.tensors)
-            made: _Made = self.captured(step, data, self.session, follows=follows)
-            return made
+            iteration: _Iteration = self.captured(step, data, self.session, follows=follows)
+            return iteration
 
-    def _joined(self, made: "_Made | None", variables: Variables) -> Variables:
+    def _from_shards(self, iteration: "_Iteration | None", variables: Variables) -> Variables:
         """Returns the variables that were made, in the nesting of `variables`; these if none."""
-        if made is None:
+        if iteration is None:
             return variables
-        shards, forms, _ = made
+        shards, forms, _ = iteration
         # Below autograd until here: outside they may need gradients.
-        shards = [each.clone() if each.is_inference() else each for each in shards]
+        shards = [shard.clone() if shard.is_inference() else shard for shard in shards]
         tensors = from_local(shards, forms, self.session)
-        return cast("Variables", keras_private.packed(variables, tensors))
+        return cast("Variables", keras_private.pack_leaves(variables, tensors))
 
 
 # The local shards of the variables after an iteration, their forms, and whether to go on.
-_Made = tuple[list[Any], list[Form], Any]
+_Iteration = tuple[list[Any], list[Form], Any]

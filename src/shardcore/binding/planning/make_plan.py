@@ -37,7 +37,7 @@ def make_plan(
 def facts_of(model: object, sessions: Sessions | None) -> LayerFacts:
     """Returns the facts of `model`, a built model or a function that builds one."""
     if isinstance(model, keras.layers.Layer):
-        return _described(model, "the model")
+        return _describe_checked(model, "the model")
     if not callable(model):
         raise PolicyError(
             f"A plan is for a built Keras model or a function that builds one, got {model!r}."
@@ -116,16 +116,16 @@ def _facts_of_built(
     """Returns the facts of the model that function `name` builds in the context `values`."""
     with (
         keras_private.without_distribution(),
-        keras_private.unnoticed(),
+        keras_private.restored_counts_and_seeds(),
         keras_private.repeating_shapes(),
         values,
     ):
         with building:
             built = build()
-        return _described(built, f"what {name} returned")
+        return _describe_checked(built, f"what {name} returned")
 
 
-def _described(model: object, what: str) -> LayerFacts:
+def _describe_checked(model: object, what: str) -> LayerFacts:
     if not isinstance(model, keras.layers.Layer):
         raise PolicyError(f"{what} is {type(model).__name__}, expected a Keras model.")
     if not model.built or not model.variables:
@@ -147,8 +147,8 @@ def describe(model: keras.Layer) -> LayerFacts:
     """
     seen: set[int] = set()
 
-    def unseen(found: Iterable[object]) -> list[Any]:
-        return [each for each in found if id(each) not in seen]
+    def unseen(candidates: Iterable[object]) -> list[Any]:
+        return [candidate for candidate in candidates if id(candidate) not in seen]
 
     def facts_of(layer: keras.Operation) -> LayerFacts:
         if id(layer) in seen:
@@ -156,10 +156,12 @@ def describe(model: keras.Layer) -> LayerFacts:
         seen.add(id(layer))
         graph = keras_private.graph_of(layer)
         children = [] if graph is None else list(graph.operations)
-        children += [each for each in unseen(keras_private.children_of(layer)) if each is not graph]
-        below = tuple(map(facts_of, {id(each): each for each in children}.values()))
+        children += [
+            child for child in unseen(keras_private.children_of(layer)) if child is not graph
+        ]
+        below = tuple(map(facts_of, {id(child): child for child in children}.values()))
         variables = unseen(getattr(layer, "variables", ()))  # those of children are seen
-        variables = [each for each in variables if not keras_private.is_seed(each)]
+        variables = [variable for variable in variables if not keras_private.is_seed(variable)]
         seen.update(map(id, variables))
         outputs = () if graph is None else graph.outputs
         return LayerFacts(
@@ -168,8 +170,8 @@ def describe(model: keras.Layer) -> LayerFacts:
             _config(layer),
             tuple(map(_variable, variables)),
             below,
-            None if graph is None else _feeds(graph),
-            tuple(keras_private.producer_of(each).name for each in outputs),
+            None if graph is None else _edges(graph),
+            tuple(keras_private.producer_of(output).name for output in outputs),
             _path(layer),
             _input_shape(layer),
             () if graph is None else runs_of(graph),
@@ -199,7 +201,7 @@ def _input_shape(layer: keras.Operation) -> tuple[int | None, ...] | None:
     return shape if is_shape else None
 
 
-def _feeds(graph: keras.Function) -> tuple[tuple[str, str], ...]:
+def _edges(graph: keras.Function) -> tuple[tuple[str, str], ...]:
     inside = set(map(id, graph.operations))
     pairs = (
         (parent.operation.name, node.operation.name)
@@ -213,16 +215,16 @@ def _feeds(graph: keras.Function) -> tuple[tuple[str, str], ...]:
 def _kinds(layer: keras.Operation) -> tuple[str, ...]:
     """Returns the names of its classes below Keras' `Layer`, or `Operation`."""
     bases = set(keras.layers.Layer.__mro__)
-    return tuple(each.__name__ for each in type(layer).__mro__ if each not in bases) or ("Layer",)
+    return tuple(kind.__name__ for kind in type(layer).__mro__ if kind not in bases) or ("Layer",)
 
 
 def _config(layer: keras.Operation) -> dict[str, Any]:
-    found = {name: getattr(layer, name) for name in CONFIG if hasattr(layer, name)}
-    if callable(found.get("activation")):
-        activation = found["activation"]
-        found["activation"] = getattr(activation, "__name__", type(activation).__name__)
+    config = {name: getattr(layer, name) for name in CONFIG if hasattr(layer, name)}
+    if callable(config.get("activation")):
+        activation = config["activation"]
+        config["activation"] = getattr(activation, "__name__", type(activation).__name__)
     ndim = getattr(getattr(layer, "input_spec", None), "ndim", None)
-    axis = found.get("axis")
+    axis = config.get("axis")
     if isinstance(axis, int) and axis >= 0 and ndim is not None:
-        found["axis"] = axis - ndim
-    return {name: value for name, value in found.items() if value is not None}
+        config["axis"] = axis - ndim
+    return {name: value for name, value in config.items() if value is not None}

@@ -121,7 +121,8 @@ class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
             return
         raise RuleError(
             f"No rule of the plan matches a variable of model {model_name!r}: the plan was made "
-            f"for {_some(each.path for each in self._variables)}, the model has {_some(paths)}. "
+            f"for {_first_three(variable.path for variable in self._variables)}, the model has "
+            f"{_first_three(paths)}. "
             "Keras numbers generated names, so a second build has other paths: plan by the "
             "function that builds the model, shardcore.plan(build, mesh), then call build(), or "
             "name the model and its layers. A model from a file has other paths too, if it is a "
@@ -132,9 +133,9 @@ class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
         return PathRules({key: layout.axes for key, layout in self._layout_map.items()})
 
     def _reason(self, key: str) -> str:
-        made = self._made.get(key)
-        same = made is not None and made.spec == tuple(self._layout_map[key].axes)
-        return made.reason if same and made is not None else EDITED
+        rule = self._made.get(key)
+        same = rule is not None and rule.spec == tuple(self._layout_map[key].axes)
+        return rule.reason if same and rule is not None else EDITED
 
     def __str__(self) -> str:
         return str(self.report())
@@ -146,6 +147,6 @@ class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
         return self.report().table()
 
 
-def _some(paths: Iterable[str]) -> str:
+def _first_three(paths: Iterable[str]) -> str:
     listed = list(paths)
     return ", ".join(listed[:3]) + (", ..." if len(listed) > 3 else "")

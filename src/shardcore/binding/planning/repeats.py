@@ -1,4 +1,4 @@
-"""Repeated blocks of a model: equal layers in a row, which are traced once."""
+"""Repeated blocks of a model: equal layers in a row, which are traced once (ADR 46)."""
 
 from collections.abc import Callable, Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -32,23 +32,23 @@ def runs_of(graph: keras.Function) -> tuple[tuple[str, ...], ...]:
         calls[id(node.operation)] = calls.get(id(node.operation), 0) + 1
         for tensor in node.arguments.keras_tensors:
             users.setdefault(id(tensor), []).append(node)
-    final = {id(each) for each in graph.outputs}
+    final = {id(tensor) for tensor in graph.outputs}
 
-    def after(node: Any) -> Any:
+    def only_reader(node: Any) -> Any:
         """Returns the only call that reads the output of `node`; None if there is not one."""
-        found = users.get(id(node.outputs[0]), [])
-        alone = len(node.outputs) == 1 and len(found) == 1 and id(node.outputs[0]) not in final
-        return found[0] if alone and calls[id(node.operation)] == 1 else None
+        readers = users.get(id(node.outputs[0]), [])
+        alone = len(node.outputs) == 1 and len(readers) == 1 and id(node.outputs[0]) not in final
+        return readers[0] if alone and calls[id(node.operation)] == 1 else None
 
-    following = {id(node): after(node) for node in nodes}
+    following = {id(node): only_reader(node) for node in nodes}
     joined = {
         id(node): following[id(node)]
         for node in nodes
         if following[id(node)] is not None and _repeat(node, following[id(node)], calls)
     }
-    inner = {id(each) for each in joined.values()}
+    inner = {id(reader) for reader in joined.values()}
     return tuple(
-        tuple(each.operation.name for each in _row(node, joined))
+        tuple(call.operation.name for call in _row(node, joined))
         for node in nodes
         if id(node) in joined and id(node) not in inner
     )
@@ -116,7 +116,9 @@ class Equality:
 
     def _of_objects(self, one: Any, other: Any) -> bool:
         if isinstance(one, list | tuple):
-            return self.all_hold(*([e for e in each if not _is_noted(e)] for each in (one, other)))
+            return self.all_hold(
+                *([value for value in values if not _is_noted(value)] for values in (one, other))
+            )
         if isinstance(one, dict):
             return self.all_hold(list(one.items()), list(other.items()))
         for kind, compare in _COMPARED:
@@ -131,12 +133,12 @@ class Equality:
     def _of_attributes(self, one: object, other: object) -> bool:
         if not hasattr(one, "__dict__"):
             return bool(one == other)
-        mine, its = vars(one), vars(other)
-        if mine.keys() != its.keys():
+        own, its = vars(one), vars(other)
+        if own.keys() != its.keys():
             return False
         return all(
             self.holds(value, its[name])
-            for name, value in mine.items()
+            for name, value in own.items()
             if name.lstrip("_") not in _NAMES
         )
 
@@ -147,7 +149,9 @@ def _is_noted(value: object) -> bool:
 
 
 def _are_functions_equal(equality: Equality, one: Any, other: Any) -> bool:
-    cells = [[each.cell_contents for each in f.__closure__ or ()] for f in (one, other)]
+    cells = [
+        [cell.cell_contents for cell in function.__closure__ or ()] for function in (one, other)
+    ]
     return one.__code__ is other.__code__ and equality.all_hold(*cells)
 
 

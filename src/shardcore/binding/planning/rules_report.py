@@ -62,8 +62,8 @@ def _as_decided(report: RulesReport, decided: Mapping[str, str | None]) -> Rules
     """Returns `report` with the rules that decided, not those that were added too late."""
     if not decided:
         return report
-    kept = {path: key for path, key in report.matched.items() if path not in decided}
-    matched = kept | {path: key for path, key in decided.items() if key is not None}
+    undecided = {path: key for path, key in report.matched.items() if path not in decided}
+    matched = undecided | {path: key for path, key in decided.items() if key is not None}
     late = [report.matched[path] for path in decided if path in report.matched]
     idle = [key for key in dict.fromkeys(late) if key not in matched.values()]
     return attrs.evolve(
@@ -90,7 +90,7 @@ def warn_of_rules(model: Model, session: Session) -> None:
     Where a method of the user gives the layouts, rules decide nothing.
     """
     report = rules_report(model, session)
-    if report is None or _decides_itself(session.distribution):
+    if report is None or _overrides_layouts(session.distribution):
         return
     used = _used_rules(report, session)
     unused = [rule for rule in report.unused_rules if rule not in used]
@@ -117,7 +117,7 @@ def warn_of_rules(model: Model, session: Session) -> None:
         )
 
 
-def _decides_itself(distribution: ModelParallel) -> bool:
+def _overrides_layouts(distribution: ModelParallel) -> bool:
     """Returns whether a subclass of the user chooses the layouts of variables."""
     return type(distribution).get_variable_layout is not ModelParallel.get_variable_layout
 

@@ -33,12 +33,12 @@ def parallelize(module: Any, mesh: MeshLike, rules: RulesLike, sessions: Session
     torch_state.agree(module, session)
     tensors = [*module.named_parameters(), *module.named_buffers()]
     stored = {
-        id(each): torch_state.stored(each, name, layouts.get(id(each)), session)
-        for name, each in tensors
+        id(tensor): torch_state.store_tensor(tensor, name, layouts.get(id(tensor)), session)
+        for name, tensor in tensors
     }
     torch_state.replace_tensors(module, stored)
-    for each in module.modules():
-        ModuleEdge(session, sessions.edges, outputs.get(each)).attach(each)
+    for submodule in module.modules():
+        ModuleEdge(session, sessions.edges, outputs.get(submodule)).attach(submodule)
     return module
 
 
@@ -57,11 +57,11 @@ def _layouts(
             what = f"Rule {key!r}: the parameter"
             layouts[id(parameter)] = layout.fitting(tuple(parameter.shape), what)
     outputs: dict[torch.nn.Module, Layout] = {}
-    paths = [name for each in names.values() for name in each]
-    for name, each in module.named_modules():
+    paths = [name for aliases in names.values() for name in aliases]
+    for name, submodule in module.named_modules():
         path = f"{name}.output" if name else "output"  # as of a Keras layer's
         if match := rules.match(path):
-            outputs[each] = _layout(match.key, match.value, session)
+            outputs[submodule] = _layout(match.key, match.value, session)
             paths.append(path)
     _refuse_unused(rules, paths, module)
     return layouts, outputs
@@ -127,7 +127,7 @@ class ModuleEdge:
     def _enter(self, _module: torch.nn.Module, args: object, kwargs: object) -> tuple[Any, Any]:
         if keras_private.is_symbolic():
             return args, kwargs
-        entered: tuple[Any, Any] = keras_private.map_tensors(self._promoted, (args, kwargs))
+        entered: tuple[Any, Any] = keras_private.map_tensors(self._promote, (args, kwargs))
         return entered
 
     def _leave(self, _module: torch.nn.Module, _args: object, outputs: object) -> Any:
@@ -135,15 +135,15 @@ class ModuleEdge:
             return outputs
         what = "The output of a module that a rule names"
         return keras_private.map_tensors(
-            lambda each: lay_out(each, self.output, what, self.session), outputs
+            lambda tensor: lay_out(tensor, self.output, what, self.session), outputs
         )
 
-    def _promoted(self, tensor: torch.Tensor) -> Any:
+    def _promote(self, tensor: torch.Tensor) -> Any:
         """Returns a plain tensor as a replicated one, and reduces the gradient of any tensor."""
         if not self.session.strategy.owns(tensor):
             replicated = Layout.replicated(self.session.mesh, tensor.ndim)
-            return self.session.strategy.activation(tensor, replicated)
-        return self.session.strategy.activation(tensor, None)
+            return self.session.strategy.redistribute(tensor, replicated)
+        return self.session.strategy.redistribute(tensor, None)
 
 
 @contextmanager
@@ -151,14 +151,14 @@ def without_edges(
     module: torch.nn.Module, noted: MutableMapping[torch.nn.Module, ModuleEdge]
 ) -> Iterator[None]:
     """Returns `module` without its edges, for a file."""
-    edges = {each: noted[each] for each in module.modules() if each in noted}
+    edges = {submodule: noted[submodule] for submodule in module.modules() if submodule in noted}
     for edge in edges.values():
         edge.detach()
     try:
         yield
     finally:
-        for each, edge in edges.items():
-            edge.attach(each)
+        for submodule, edge in edges.items():
+            edge.attach(submodule)
 
 
 def _check_module(module: object, session: Session) -> None:

@@ -99,12 +99,12 @@ def _full_tensors(
     module: torch.nn.Module, sessions: Sessions
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Returns the sharded tensors of `module`, each with its full tensor. A collective."""
-    found: list[tuple[torch.Tensor, torch.Tensor]] = []
+    pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
     for tensor in [*module.parameters(), *module.buffers()]:
-        if sessions.keeper(tensor) is None:
+        if sessions.strategy_of_tensor(tensor) is None:
             continue
         value = full_tensor(tensor, sessions)
         if isinstance(tensor, torch.nn.Parameter):
             value = torch.nn.Parameter(value, requires_grad=tensor.requires_grad)
-        found.append((tensor, value))
-    return found
+        pairs.append((tensor, value))
+    return pairs

@@ -1,4 +1,4 @@
-"""Patches: the points of a `fit` that all ranks pass together, and may end at.
+"""Patches: the points of a `fit` that all ranks pass together, and may end at (ADR 54).
 
 After SIGTERM to one rank all ranks save at one of them, and end. A rank that ends its `fit` alone,
 by `stop_training`, is found there.
@@ -15,7 +15,7 @@ from shardcore.binding.types import Original
 
 @attrs.frozen
 class Ends:
-    """The hooks of a list of callbacks, after each of which the ranks are at one place."""
+    """The hooks of a list of callbacks, after each of which the ranks are at the same point."""
 
     sessions: Sessions
 
@@ -23,7 +23,7 @@ class Ends:
         """Opens the points of a fit whose callbacks are known; a fit inside of it has none."""
         session = self.sessions.current()
         if session is not None and session.mesh.size > 1 and self.sessions.runs == [run]:
-            saves = bool(keras_private.savers(run.callbacks))
+            saves = bool(keras_private.save_functions(run.callbacks))
             run.at_end.enter_context(session.processes.points(saves))
 
     def batch_end(
@@ -36,7 +36,7 @@ class Ends:
         original(callbacks, batch, logs)
         run = self._run(callbacks)
         if run is not None:
-            self._meet_if_stopped(run)
+            self._wait_for_all_if_stopped(run)
             if batch + 1 < (callbacks.params.get("steps") or batch + 2):
                 self._pass_point(run, steps=batch + 1)
 
@@ -47,7 +47,7 @@ class Ends:
         original(callbacks, epoch, logs)
         run = self._run(callbacks)
         if run is not None:
-            self._meet_if_stopped(run)
+            self._wait_for_all_if_stopped(run)
             self._pass_point(run, steps=0)  # of the next epoch
 
     def train_end(self, original: Original, callbacks: CallbackList, logs: object = None) -> None:
@@ -65,11 +65,11 @@ class Ends:
         session = self.sessions.current()
         return run if session is not None and session.mesh.size > 1 else None
 
-    def _meet_if_stopped(self, run: TrainerRun) -> None:
+    def _wait_for_all_if_stopped(self, run: TrainerRun) -> None:
         """Waits until all ranks have set `stop_training`, if this one has."""
         if run.trainer.stop_training and not run.is_stopped:
             run.is_stopped = True
-            self.sessions.processes.meet(
+            self.sessions.processes.barrier(
                 f"the end of fit() of model {run.trainer.name!r}, as stop_training is True on this "
                 "rank (for a decision that all ranks share: shardcore.agree)"
             )
@@ -77,7 +77,7 @@ class Ends:
     def _pass_point(self, run: TrainerRun, steps: int) -> None:
         def save() -> None:
             run.ends_after = steps
-            for each in keras_private.savers(run.callbacks):
-                each()
+            for save in keras_private.save_functions(run.callbacks):
+                save()
 
         self.sessions.processes.pass_point(save)

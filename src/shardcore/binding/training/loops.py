@@ -35,7 +35,7 @@ def join_rows(layer: Layer, call: Call, session: Session) -> Call:
     """
     if session.distribution.auto_shard_dataset or not isinstance(layer, Model):
         return call
-    joined: Call = _joined(call, session)
+    joined: Call = _join_rows(call, session)
     return joined
 
 
@@ -52,11 +52,11 @@ def loss(
     if session is not None and is_in_loop(session, sessions):
         is_shared = session.distribution.auto_shard_dataset
         if not is_shared and any(map(session.strategy.owns, keras_private.leaves(y_pred))):
-            y_true, sample_weight = _joined((y_true, sample_weight), session)
+            y_true, sample_weight = _join_rows((y_true, sample_weight), session)
     return original(function, y_true, y_pred, sample_weight)
 
 
-def _joined(data: object, session: Session) -> Any:
+def _join_rows(data: object, session: Session) -> Any:
     """Returns `data` as a part of the global batch, unless the user has laid out a part of it."""
     leaves = keras_private.leaves(data)
     if any(map(session.strategy.owns, leaves)) or not any(map(_has_rows, leaves)):
@@ -81,7 +81,7 @@ def note_inputs(layer: Layer, call: Call, outputs: object, session: Session) -> 
 
 def _note(layer: Layer, call: Call, session: Session) -> None:
     plain = [
-        each for each in keras_private.leaves(call) if _has_rows(each) and _is_plain(each, session)
+        leaf for leaf in keras_private.leaves(call) if _has_rows(leaf) and _is_plain(leaf, session)
     ]
     session.compared[layer] = session.compared.get(layer, 0) + 1
     for number, content in enumerate(rank_consistency.batch_facts(plain, session).values()):
@@ -114,7 +114,9 @@ def follow_torch_optimizers(sessions: Sessions, undo: ExitStack) -> None:
     def update(optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
         session = sessions.current()
         if session is not None:
-            updated = (each for group in optimizer.param_groups for each in group["params"])
+            updated = (
+                parameter for group in optimizer.param_groups for parameter in group["params"]
+            )
             if any(map(session.strategy.owns, updated)):
                 _compare_inputs(optimizer, sessions, session)
 

@@ -1,4 +1,4 @@
-"""Patches: the update of a `LossScaleOptimizer`, which reads nothing on the host.
+"""Patches: the update of a `LossScaleOptimizer`, which reads nothing on the host (ADR 56).
 
 Keras asks on the host whether all gradients are finite, and then takes a branch. Here both branches
 run, and tensors on the device choose which writes count.
@@ -29,7 +29,9 @@ class LossScaling:
 
     sessions: Sessions
     update_on_device: OpenUpdateOnDevice[torch.Tensor]
-    _told: "weakref.WeakSet[LossScaleOptimizer]" = attrs.field(factory=weakref.WeakSet, init=False)
+    _logged: "weakref.WeakSet[LossScaleOptimizer]" = attrs.field(
+        factory=weakref.WeakSet, init=False
+    )
     # Of a thread: in its attribute `update` the one that it runs.
     _thread: threading.local = attrs.field(factory=threading.local, init=False)
 
@@ -46,7 +48,7 @@ class LossScaling:
         """
         users = keras_private.code_of_user(optimizer)
         if users:
-            self._tell(optimizer, users)
+            self._log_once(optimizer, users)
         if users or not self.sessions.are_served():
             original(optimizer, grads, trainable_variables)
             return
@@ -56,9 +58,9 @@ class LossScaling:
             finally:
                 del self._thread.update
 
-    def _tell(self, optimizer: LossScaleOptimizer, users: str) -> None:
-        if optimizer not in self._told and self.sessions.are_served():
-            self._told.add(optimizer)
+    def _log_once(self, optimizer: LossScaleOptimizer, users: str) -> None:
+        if optimizer not in self._logged and self.sessions.are_served():
+            self._logged.add(optimizer)
             logger.info(
                 "%s of optimizer %r is not Keras' own, so the loss scale is decided on the host: "
                 "each step reads there whether all gradients are finite.",
@@ -73,10 +75,10 @@ class LossScaling:
 
         `0.0 * inf` and `0.0 * nan` are `nan`, and so is the sum, which ranks reduce with others.
         """
-        given = [gradient for gradient in grads if gradient is not None]
-        if not given or not hasattr(self._thread, "update"):
+        gradients = [gradient for gradient in grads if gradient is not None]
+        if not gradients or not hasattr(self._thread, "update"):
             return original(optimizer, grads)
-        sums = [(gradient * 0.0).sum() for gradient in given]
+        sums = [(gradient * 0.0).sum() for gradient in gradients]
         return torch.isfinite(torch.stack(sums)).all()
 
     def cond(
@@ -90,7 +92,7 @@ class LossScaling:
         update: UpdateOnDevice[torch.Tensor] | None = getattr(self._thread, "update", None)
         if update is None or not isinstance(pred, torch.Tensor):
             return original(pred, true_fn, false_fn)
-        strategy = self.sessions.keeper(pred)
+        strategy = self.sessions.strategy_of_tensor(pred)
         is_true = pred if strategy is None else strategy.full_tensor(pred)
         with update.where(is_true):
             if_true = true_fn()

@@ -28,7 +28,7 @@ class EmulationWarning:
             return
         capability = torch.cuda.get_device_capability()
         layers = keras_private.layers_of(model)
-        layer = next((each for each in layers if each.compute_dtype == "bfloat16"), None)
+        layer = next((layer for layer in layers if layer.compute_dtype == "bfloat16"), None)
         if capability >= _WITH_BFLOAT16 or layer is None:
             return
         self._was_given = True

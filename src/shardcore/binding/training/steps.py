@@ -16,7 +16,7 @@ from shardcore.binding.captured.step import CapturedStep
 from shardcore.binding.context import rank_consistency
 from shardcore.binding.context.session import Session, Sessions
 from shardcore.binding.data import batches
-from shardcore.binding.data.data_adapters import RowsAhead, epoch_facts, together
+from shardcore.binding.data.data_adapters import RowsAhead, compare_batches, epoch_facts
 from shardcore.binding.data_position import Counted
 from shardcore.binding.metric_sums import TrainerRun
 from shardcore.binding.planning import rules_report
@@ -42,14 +42,14 @@ class Steps:
     def make(self, kind: str, original: Original, trainer: Model, force: bool = False) -> Any:
         """Replaces `make_train_function`, `make_test_function` and `make_predict_function`."""
         function_name = f"{kind}_function"  # the attribute for the result
-        kept = getattr(trainer, function_name)
-        is_old = isinstance(kept, _Step) and kept.sessions is not self.sessions
+        before = getattr(trainer, function_name)
+        is_old = isinstance(before, _Step) and before.sessions is not self.sessions
         result = original(trainer, force=force or is_old)
-        made = getattr(trainer, function_name)
-        if made is not kept:
+        function = getattr(trainer, function_name)
+        if function is not before:
             self.emulation.check(trainer)
             captured = CapturedStep(trainer, f"{kind}_step", self.capture)
-            setattr(trainer, function_name, _Step(self.sessions, trainer, made, captured))
+            setattr(trainer, function_name, _Step(self.sessions, trainer, function, captured))
         return result
 
     def within_scope(
@@ -62,22 +62,22 @@ class Steps:
         with (
             self.sessions.scope_of(trainer),
             self.sessions.working(trainer) as run,
-            self._together(original.__name__, trainer, kwargs),
+            self._collective_call(original.__name__, trainer, kwargs),
         ):
             initial = kwargs.get("initial_epoch")
             run.initial_epoch = initial if isinstance(initial, int) else 0
             return original(trainer, *args, **kwargs)
 
-    def _together(
+    def _collective_call(
         self, name: str, trainer: Model, options: dict[str, object]
     ) -> AbstractContextManager[None]:
         session = self.sessions.current()
         if session is None or session.mesh.size == 1:
             return nullcontext()
         if name.endswith("_on_batch") and trainer in session.checked:
-            return nullcontext()  # a step of a loop, whose ranks have met in the first one
-        epochs = ", ".join(f"{each}={options[each]}" for each in _EPOCHS if each in options)
-        return self.sessions.together(f"{name}({epochs}) of model {trainer.name!r}")
+            return nullcontext()  # a step of a loop, whose first step had the barrier
+        epochs = ", ".join(f"{option}={options[option]}" for option in _EPOCHS if option in options)
+        return self.sessions.collective_call(f"{name}({epochs}) of model {trainer.name!r}")
 
     def compilation(self, original: Original, trainer: Model) -> Any:
         """Replaces `_should_torch_compile`: a captured step is compiled from its trace."""
@@ -126,7 +126,7 @@ class Steps:
             facts = {"steps per epoch": str(iterator.num_batches)}
             facts |= epoch_facts(adapter, session)
             may_prefetch = all(rank_consistency.compare(facts, session, may_prefetch))
-            source = together(adapter, source, session)
+            source = compare_batches(adapter, source, session)
         if run is None:
             return source
         ahead = RowsAhead(adapter, partial(_rows, self.sessions)) if may_prefetch else None
@@ -159,7 +159,7 @@ def _rows(sessions: Sessions, batch: object) -> Any:
     session = sessions.current()
     if session is None:
         return batches.step_on_one_device([batch], sessions)[0]
-    with session.strategy.scope():
+    with session.strategy.implicit_replication():
         return batches.distribute_step([batch], session)[0]
 
 
@@ -178,17 +178,17 @@ class _Step:
             return self.function(data)
         with self.sessions.scope_of(self.trainer):  # a sharded model may outlive its scope
             session, run = self.sessions.current(), self.sessions.run()
-            done = self._on_one_device(data) if session is None else self._run(data, session)
+            logs = self._on_one_device(data) if session is None else self._run(data, session)
             if run is not None and run.trainer is self.trainer:
                 run.prefetch.fill()
-            return keras_private.logs_of_step(self.trainer, self.captured.name, done)
+            return keras_private.logs_of_step(self.trainer, self.captured.name, logs)
 
     def _run(self, data: list[object], session: Session) -> Any:
         """Runs the step in the distribution of `session`."""
         first = session not in self.checked
         run, follows, left = self._deferring_run(), self._follows(), self._steps_left()
         ahead = self._rows_ahead(data)
-        with session.strategy.scope(), self.sessions.working(self.trainer):
+        with session.strategy.implicit_replication(), self.sessions.working(self.trainer):
             if first:
                 adoption.adopt(self.trainer, session)
                 rank_consistency.check_model(self.trainer, data, session)

@@ -27,7 +27,7 @@ def is_undisturbed(callbacks: CallbackList | None, adapter: keras_private.DataAd
     """Returns whether no code of the user runs between the steps of the epoch that begins.
 
     Args:
-        callbacks: Those of the run; None if there are none yet.
+        callbacks: The callbacks of the run; None if there are none yet.
         adapter: The data of the run.
     """
     return (

@@ -1,4 +1,4 @@
-"""Lays out models, optimizers and metrics that were made before the distribution was set."""
+"""Lays out models, optimizers and metrics that were made before the distribution (ADR 29)."""
 
 from collections.abc import Callable, Iterable
 
@@ -10,7 +10,9 @@ from shardcore.binding import keras_private
 from shardcore.binding.context import rank_consistency
 from shardcore.binding.context.session import Session, Sessions, stored_layout
 from shardcore.binding.keras_private.variables import set_tensor, tensor_of
-from shardcore.binding.variables import torch_state, variable
+from shardcore.binding.variables import torch_state
+from shardcore.binding.variables.variable import assign as assign_to_sharded
+from shardcore.binding.variables.variable import store_variable
 
 
 def assign(
@@ -18,13 +20,13 @@ def assign(
 ) -> None:
     """Replaces `Variable._direct_assign`; lays out the variable for the value of a step.
 
-    A metric or a seed generator that was made before the distribution meets it there.
+    A metric or a seed generator that was made before the distribution is laid out here.
     """
     if sessions.are_open() and stored_layout(target) is None:
         session = sessions.current()
         if session is not None and session.strategy.owns(value):
             lay_out([target], session)
-    variable.assign(sessions, original, target, value)
+    assign_to_sharded(sessions, original, target, value)
 
 
 def adopt_once(layer: Layer, session: Session) -> None:
@@ -63,31 +65,35 @@ def lay_out(variables: Iterable[Variable], session: Session, owner: Layer | None
     """
     variables = list(variables)
     rank_consistency.compare_values([v for v in variables if stored_layout(v) is None], session)
-    place(variables, session, owner)
+    store_variables(variables, session, owner)
 
 
-def place(variables: Iterable[Variable], session: Session, owner: Layer | None = None) -> None:
+def store_variables(
+    variables: Iterable[Variable], session: Session, owner: Layer | None = None
+) -> None:
     """Lays `variables` out as `lay_out` does, whose values are known to be equal on all ranks."""
     optimizer = getattr(owner, "optimizer", None)
     weights = {} if optimizer is None else keras_private.weights_by_moment(optimizer, owner)
     of_optimizer = {id(v) for v in getattr(optimizer, "variables", ())}
     replaced: dict[int, torch.Tensor] = {}
-    for each in sorted(variables, key=lambda each: id(each) in weights):  # weights first
-        before = tensor_of(each)
-        if (was := getattr(each, "_shardcore_session", None)) is not None:
-            value = was.strategy.full_tensor(before).detach()
-            set_tensor(each, torch.nn.Parameter(value, requires_grad=before.requires_grad))
-        weight = weights.get(id(each))
-        keras_private.set_layout(each, None if weight is None else keras_private.layout_of(weight))
-        variable.place(each, session, of_optimizer=id(each) in of_optimizer)
-        replaced[id(before)] = tensor_of(each)
+    weights_first = sorted(variables, key=lambda variable: id(variable) in weights)
+    for variable in weights_first:
+        before = tensor_of(variable)
+        if (earlier := getattr(variable, "_shardcore_session", None)) is not None:
+            value = earlier.strategy.full_tensor(before).detach()
+            set_tensor(variable, torch.nn.Parameter(value, requires_grad=before.requires_grad))
+        weight = weights.get(id(variable))
+        layout = None if weight is None else keras_private.layout_of(weight)
+        keras_private.set_layout(variable, layout)
+        store_variable(variable, session, of_optimizer=id(variable) in of_optimizer)
+        replaced[id(before)] = tensor_of(variable)
     if owner is not None:
         _replace(owner, replaced, session)
 
 
 def _replace(owner: Layer, replaced: dict[int, torch.Tensor], session: Session) -> None:
     """Replaces tensors in the torch modules of `owner`, whose buffers are replicated."""
-    modules = [each for _, each in keras_private.modules_of(owner)]
+    modules = [module for _, module in keras_private.modules_of(owner)]
     for wrapper in modules:
         if isinstance(wrapper, TorchModuleWrapper):
             replaced |= torch_state.buffers(wrapper, session)

@@ -1,4 +1,4 @@
-"""Patches: initial values of large variables; a rank makes only its shard.
+"""Patches: initial values of large variables; a rank makes only its shard (ADR 34).
 
 It draws all random numbers, in pieces, and keeps its own.
 """
@@ -22,8 +22,8 @@ PIECE = 1 << 16
 
 # The calls of Keras' initializers whose value is that of one draw, or one number.
 _DRAWS = {
-    each.__call__
-    for each in (
+    initializer.__call__
+    for initializer in (
         initializers.RandomNormal,
         initializers.RandomUniform,
         initializers.TruncatedNormal,
@@ -31,7 +31,8 @@ _DRAWS = {
     )
 }
 _NUMBERS = {
-    each.__call__ for each in (initializers.Constant, initializers.Ones, initializers.Zeros)
+    initializer.__call__
+    for initializer in (initializers.Constant, initializers.Ones, initializers.Zeros)
 }
 
 
@@ -48,9 +49,9 @@ class NewShard:
         """The shape of this rank's shard."""
         return self.layout.local_shape(self.shape, self.session.world.position)
 
-    def joined(self, shard: torch.Tensor) -> torch.Tensor:
+    def join(self, shard: torch.Tensor) -> torch.Tensor:
         """Returns the sharded tensor of the shards of all ranks."""
-        return self.session.join(shard, self.layout, self.shape)
+        return self.session.from_local(shard, self.layout, self.shape)
 
 
 def initialize(sessions: Sessions, original: Original, new: Variable, initializer: object) -> None:
@@ -63,14 +64,14 @@ def initialize(sessions: Sessions, original: Original, new: Variable, initialize
     shard = NewShard(session, shape, variable.ruled_layout(new, session))
     if call in _NUMBERS and not numpy.ndim(getattr(initializer, "value", 0)):
         drawn = keras_private.initial_value(new, initializer, shard.local_shape)
-        keras_private.initialize(new, shard.joined(drawn))
+        keras_private.initialize(new, shard.join(drawn))
         return
     if call in _DRAWS and _can_be_drawn(shard.layout):
-        sessions.new_shard = shard
+        sessions.shard_being_drawn = shard
     try:
         original(new, initializer)
     finally:
-        sessions.new_shard = None
+        sessions.shard_being_drawn = None
 
 
 def _can_be_drawn(layout: Layout) -> bool:
@@ -84,23 +85,23 @@ def draw(
 ) -> torch.Tensor:
     """Replaces `normal`, `truncated_normal` and `uniform`: draws a variable in creation in pieces.
 
-    Their generator is asked for once, so that the pieces have the numbers of one draw.
+    All pieces are drawn from one generator, so that they have the numbers of one draw.
     """
-    new: NewShard | None = sessions.new_shard
+    new: NewShard | None = sessions.shard_being_drawn
     if new is None or tuple(shape) != new.shape:
         value: torch.Tensor = original(shape, *args, **kwargs)
         return value
     seed = kwargs.pop("seed")
     generator = keras_private.generator_of(seed)
     if generator is None:  # nothing has values
-        return new.joined(original(new.local_shape, *args, seed=seed, **kwargs))
+        return new.join(original(new.local_shape, *args, seed=seed, **kwargs))
     held = new.layout.slices(new.shape, new.session.world.position)
     shard = torch.empty(())
     for number, piece in enumerate(pieces(new.shape, PIECE)):
-        size = tuple(each.stop - each.start for each in piece)
+        size = tuple(part.stop - part.start for part in piece)
         drawn = original(size, *args, seed=generator, **kwargs)
         if number == 0:
             shard = drawn.new_empty(new.local_shape)
         source, target = overlap(piece, held)
         shard[target] = drawn[source]
-    return new.joined(shard)
+    return new.join(shard)

@@ -25,7 +25,7 @@ def in_pieces(
     value = getattr(inputs, "value", inputs)  # of a Keras variable
     call = inspect.signature(original).bind(value, *args, **kwargs)
     call.apply_defaults()
-    is_sharded = isinstance(value, torch.Tensor) and sessions.keeper(value) is not None
+    is_sharded = isinstance(value, torch.Tensor) and sessions.strategy_of_tensor(value) is not None
     is_large = call.arguments["to_numpy"] and is_sharded and value.numel() > PIECE
     # The grouped form has groups of rows.
     dim = _scaled_dim(value.shape, call.arguments.get("axis", 0)) if is_large else None
@@ -36,12 +36,12 @@ def in_pieces(
     codes, scales = torch.empty(()), []
     for start in range(0, full.shape[dim], indices):
         call.arguments["inputs"] = full.narrow(dim, start, min(indices, full.shape[dim] - start))
-        found, *of_piece = original(*call.args, **call.kwargs)
+        piece_codes, *of_piece = original(*call.args, **call.kwargs)
         if start == 0:
-            codes = found.new_empty(full.shape)
-        codes.narrow(dim, start, found.shape[dim]).copy_(found)
+            codes = piece_codes.new_empty(full.shape)
+        codes.narrow(dim, start, piece_codes.shape[dim]).copy_(piece_codes)
         scales.append(of_piece)
-    return codes, *(torch.cat(each, dim) for each in zip(*scales, strict=True))
+    return codes, *(torch.cat(parts, dim) for parts in zip(*scales, strict=True))
 
 
 def _scaled_dim(shape: Sequence[int], axis: int | Sequence[int] | None) -> int | None:
@@ -52,6 +52,6 @@ def _scaled_dim(shape: Sequence[int], axis: int | Sequence[int] | None) -> int |
         (1, None)
     """
     axes = range(len(shape)) if axis is None else [axis] if isinstance(axis, int) else axis
-    reduced = {each % len(shape) for each in axes}
+    reduced = {dim % len(shape) for dim in axes}
     scaled = [dim for dim in range(len(shape)) if dim not in reduced]
     return max(scaled, key=shape.__getitem__, default=None)

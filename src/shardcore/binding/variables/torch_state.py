@@ -14,7 +14,7 @@ from shardcore.domain.layout import Layout
 from shardcore.ports.strategy import NewVariable
 
 
-def stored(
+def store_tensor(
     tensor: torch.Tensor, path: str, layout: Layout | None, session: Session
 ) -> torch.Tensor:
     """Returns the strategy's tensor for a plain parameter or buffer, equal on all ranks.
@@ -23,18 +23,18 @@ def stored(
     """
     layout = layout or Layout.replicated(session.mesh, tensor.ndim)
     new = NewVariable(path, tuple(tensor.shape), layout, session.batch_axes, of_optimizer=False)
-    kept = session.created(tensor.detach(), layout, new)
+    parameter = session.create_tensor(tensor.detach(), layout, new)
     if isinstance(tensor, torch.nn.Parameter):
-        kept = torch.nn.Parameter(kept, requires_grad=tensor.requires_grad)
-        if kept.requires_grad:
-            session.strategy.track(kept, layout)
-    return kept
+        parameter = torch.nn.Parameter(parameter, requires_grad=tensor.requires_grad)
+        if parameter.requires_grad:
+            session.strategy.redistribute_gradients(parameter, layout)
+    return parameter
 
 
 def buffers(wrapper: TorchModuleWrapper, session: Session) -> dict[int, torch.Tensor]:
     """Returns the plain buffers of a wrapped module, replicated, by the `id` of each."""
     return {
-        id(buffer): stored(buffer, f"{wrapper.path}/{name.replace('.', '/')}", None, session)
+        id(buffer): store_tensor(buffer, f"{wrapper.path}/{name.replace('.', '/')}", None, session)
         for name, buffer in wrapper.module.named_buffers()
         if not session.strategy.owns(buffer)
     }
@@ -66,9 +66,9 @@ def replace_tensors(module: torch.nn.Module, replacements: Mapping[int, torch.Te
             if isinstance(value, dict):
                 _replace_in(value, replacements)
             elif isinstance(value, list):
-                value[:] = [replacements.get(id(each), each) for each in value]
+                value[:] = [replacements.get(id(member), member) for member in value]
             elif type(value) is tuple:
-                vars(holder)[name] = tuple(replacements.get(id(each), each) for each in value)
+                vars(holder)[name] = tuple(replacements.get(id(member), member) for member in value)
     for name, parameter in module.named_parameters():
         if replacements.get(id(parameter), parameter) is not parameter:
             raise StrategyError(

@@ -45,7 +45,7 @@ def initialize(session: Session, original: Original, variable: Variable, value: 
             "keras.layers.TorchModuleWrapper, or the variable a copy: parameter.detach()."
         )
     original(variable, value)
-    place(variable, session)
+    store_variable(variable, session)
 
 
 def assign(sessions: Sessions, original: Original, variable: Variable, value: torch.Tensor) -> None:
@@ -104,14 +104,16 @@ def to_numpy(sessions: Sessions, original: Original, x: object) -> Any:
     """Replaces `convert_to_numpy`: all-gathers sharded tensors, alone or in a list, first."""
     value: Any = getattr(x, "value", x)  # of a Keras variable
     if isinstance(value, list | tuple):
-        return original([full_tensor(getattr(each, "value", each), sessions) for each in value])
-    if isinstance(value, numpy.ndarray) and sessions.shared_work:
+        return original([full_tensor(getattr(part, "value", part), sessions) for part in value])
+    if isinstance(value, numpy.ndarray) and sessions.collective_work:
         return value  # that a file gets: Keras converts it twice, each time by a copy
-    strategy = sessions.keeper(value) if isinstance(value, torch.Tensor) else None
+    strategy = sessions.strategy_of_tensor(value) if isinstance(value, torch.Tensor) else None
     if strategy is None:
         return original(value)
     full = full_tensor(value, sessions)
-    shares = _share_memory(full, strategy.local(value))  # with the variable, as one device has it
+    shares = _share_memory(
+        full, strategy.to_local(value)
+    )  # with the variable, as one device has it
     return original(full) if shares else _array(full)
 
 
@@ -132,7 +134,7 @@ def _array(gathered: torch.Tensor) -> Any:
 
 def full_tensor(tensor: Any, sessions: Sessions) -> Any:
     """Returns the full tensor of `tensor`, all-gathered if it is sharded."""
-    strategy = sessions.keeper(tensor) if isinstance(tensor, torch.Tensor) else None
+    strategy = sessions.strategy_of_tensor(tensor) if isinstance(tensor, torch.Tensor) else None
     if strategy is None:
         return tensor
     layout = strategy.layout(tensor)
@@ -140,7 +142,7 @@ def full_tensor(tensor: Any, sessions: Sessions) -> Any:
         return strategy.full_tensor(tensor)
     check_other_ranks(sessions)  # in the work of all ranks, which are together already
     call = f"the reading of a value of shape {tuple(tensor.shape)}, {layout}"
-    with nullcontext() if sessions.shared_work else sessions.together(call):
+    with nullcontext() if sessions.collective_work else sessions.collective_call(call):
         return strategy.full_tensor(tensor)
 
 
@@ -150,7 +152,7 @@ def strategy_of(variable: Variable, sessions: Sessions) -> Any:
     return None if world is None else sessions.strategy(world)
 
 
-def place(
+def store_variable(
     variable: Variable,
     session: Session,
     layout: Layout | None = None,
@@ -168,11 +170,11 @@ def place(
     if layout is None:
         layout = contract.storage_layout(session.entry, session.strategy, new)
     stored = torch.nn.Parameter(
-        session.created(tensor_of(variable).detach(), layout, new),
+        session.create_tensor(tensor_of(variable).detach(), layout, new),
         requires_grad=tensor_of(variable).requires_grad,
     )
     if stored.requires_grad:
-        session.strategy.track(stored, layout)
+        session.strategy.redistribute_gradients(stored, layout)
     set_tensor(variable, stored)
     keras_private.set_layout(variable, session.keras_layout(layout))
     variable._shardcore_layout = layout
@@ -206,7 +208,7 @@ def new_variable(
     if layout is None:
         layout = session.packed.get(path)
     if layout is None:
-        found: Layout = session.distribution.get_variable_layout(variable).backend_layout
-        layout = found.fitting(shape, f"Variable {path!r}")
+        rule_layout: Layout = session.distribution.get_variable_layout(variable).backend_layout
+        layout = rule_layout.fitting(shape, f"Variable {path!r}")
     of_optimizer = of_optimizer or keras_private.is_made_by_optimizer()
     return NewVariable(path, shape, layout, session.batch_axes, of_optimizer)

@@ -24,7 +24,7 @@ class Exchange:
     Example:
         >>> halves = (range(0, 3),), (range(3, 6),)
         >>> shifted = Exchange("model", 0, halves, ((range(1, 4),), (range(4, 6),)))
-        >>> shifted.sent(1, 0), shifted.received(0), shifted.is_local
+        >>> shifted.slices_for(1, 0), shifted.owners_of(0), shifted.is_local
         ((slice(0, 1, None),), ((0, 2), (1, 1)), False)
     """
 
@@ -48,20 +48,20 @@ class Exchange:
         return all(
             owner == position
             for position in range(len(self.held))
-            for owner, _ in self.received(position)
+            for owner, _ in self.owners_of(position)
         )
 
-    def sent(self, position: int, peer: int) -> tuple[slice, ...]:
+    def slices_for(self, position: int, peer: int) -> tuple[slice, ...]:
         """Returns the slices of the shard at `position` that `peer` wants, in its order."""
         return tuple(_merge_adjacent(part for _, part in self._common(position, peer)))
 
     def strided(self, position: int, peer: int) -> "Strided | None":
         """Returns the same slices as one, if they are regular."""
         if (position, peer) not in self._strided:
-            self._strided[position, peer] = Strided.of(self.sent(position, peer))
+            self._strided[position, peer] = Strided.of(self.slices_for(position, peer))
         return self._strided[position, peer]
 
-    def received(self, position: int) -> Owned:
+    def owners_of(self, position: int) -> Owned:
         """Returns the owner and the size of each part that `position` wants, in order."""
         parts = sorted(
             (at, owner, part.stop - part.start)
@@ -72,9 +72,9 @@ class Exchange:
         return tuple((owner, sum(size for _, _, size in run)) for owner, run in of_owners)
 
     def turns(self, position: int) -> tuple[Owned, int]:
-        """Returns the shortest beginning of `received` that repeats, and how often it does."""
+        """Returns the shortest beginning of `owners_of` that repeats, and how often it does."""
         if position not in self._turns:
-            parts = self.received(position)
+            parts = self.owners_of(position)
             length = _cycle_length(parts)
             self._turns[position] = parts[:length], len(parts) // max(length, 1)
         return self._turns[position]

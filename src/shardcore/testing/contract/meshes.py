@@ -76,7 +76,7 @@ def on_mesh(
         def on_rank(rank: int) -> None:
             world = world_of(shape, rank)
             strategy = contract.open_strategy(entry, world)
-            with strategy.scope():
+            with strategy.implicit_replication():
                 for promise in promises:
                     promise(strategy, world)
 

@@ -109,7 +109,7 @@ def _stored_gradient(
     assert storage is not None, f"variable {variable.path!r} is stored without a layout"
     slices = storage.slices(variable.shape, session.world.position)
     pending = layout is not None and bool(layout.partial)
-    return session.strategy.local(gradient).numpy(force=True).copy(), pending, slices
+    return session.strategy.to_local(gradient).numpy(force=True).copy(), pending, slices
 
 
 def save(rank: int, strategy: str, shape: Shape, folder: Path) -> tuple[Any, Any, Any]:

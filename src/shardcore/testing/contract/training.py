@@ -65,7 +65,9 @@ class TrainingPromises(OnMeshes):
             assert gradients.keys() == expected.keys()
             for path, (part, pending, slices) in gradients.items():
                 where = f"rank {rank}: the gradient of {path}"
-                assert not pending, f"{where} has a sum pending: track() must reduce it"
+                assert not pending, (
+                    f"{where} has a sum pending: redistribute_gradients() must reduce it"
+                )
                 self.close({where: part}, {where: expected[path][slices]}, "")
 
     def test_a_file_is_that_of_one_device(self, tmp_path: Path) -> None:

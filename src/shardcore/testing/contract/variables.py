@@ -54,7 +54,7 @@ class Case:
             f"{self.layout}: a tensor has its global shape {tuple(full.shape)}, got "
             f"{tuple(tensor.shape)}"
         )
-        local = self.strategy.local(tensor.detach())
+        local = self.strategy.to_local(tensor.detach())
         self._equal(local, self.part(full), "what this rank stores")
         self._equal(self.strategy.full_tensor(tensor), full, "the full value")
 
@@ -82,7 +82,7 @@ def is_created(strategy: Strategy[torch.Tensor], world: World) -> None:
         assert created.dtype == case.full.dtype, f"{created.dtype} is not {case.full.dtype}"
         case.check(created, case.full)
         part, shape = case.part(case.full).clone(), tuple(case.full.shape)
-        joined = strategy.join(part, case.layout, shape)
+        joined = strategy.from_local(part, case.layout, shape)
         case.check(case.created(joined), case.full)
     scalar = torch.tensor(3.0, device=world.device_type)
     number = Case(strategy, world, scalar, Layout(world.mesh, ()))
@@ -92,7 +92,7 @@ def is_created(strategy: Strategy[torch.Tensor], world: World) -> None:
 def stores_its_part(strategy: Strategy[torch.Tensor], world: World) -> None:
     """Checks that the storage of a value that `create` gives is no larger than the part."""
     for case in cases(strategy, world, EVEN, *UNEVEN):
-        local = strategy.local(case.stored().detach())
+        local = strategy.to_local(case.stored().detach())
         stored, part = local.untyped_storage().nbytes(), case.part(case.full)
         assert stored <= part.nbytes, (
             f"a rank stores {part.nbytes} bytes of shape {tuple(case.full.shape)} kept as "
@@ -121,7 +121,7 @@ def is_read(strategy: Strategy[torch.Tensor], world: World) -> None:
         assert not full.requires_grad, "full_tensor() gives a detached tensor"
         result = strategy.full_tensor(stored * 2 + torch.ones_like(case.full[0]))
         _equal(result, case.full * 2 + 1, f"computed with {case.layout}")
-        strategy.local(stored.detach()).zero_()
+        strategy.to_local(stored.detach()).zero_()
         case.check(stored, torch.zeros_like(case.full))
     _equal(strategy.full_tensor(EVEN), EVEN, "full_tensor() of a plain tensor")
 
@@ -130,7 +130,7 @@ def is_assigned(strategy: Strategy[torch.Tensor], world: World) -> None:
     """Checks that `assign` takes a value in any layout, and overwrites in place."""
     for case in cases(strategy, world, EVEN, *UNEVEN):
         stored = case.stored()
-        memory = strategy.local(stored.detach()).data_ptr()
+        memory = strategy.to_local(stored.detach()).data_ptr()
         values = [case.full + 1]
         values += [
             attrs.evolve(case, layout=Layout(world.mesh, spec)).created(case.full + number)
@@ -140,18 +140,20 @@ def is_assigned(strategy: Strategy[torch.Tensor], world: World) -> None:
             with torch.no_grad():
                 strategy.assign(stored, value)
             case.check(stored, case.full + number)
-        assert strategy.local(stored.detach()).data_ptr() == memory, "assign() is in place"
+        assert strategy.to_local(stored.detach()).data_ptr() == memory, "assign() is in place"
 
 
 def joins_parts(strategy: Strategy[torch.Tensor], world: World) -> None:
-    """Checks that `join` makes one tensor of the ranks' parts, with uneven rows too."""
+    """Checks that `from_local` makes one tensor of the ranks' parts, with uneven rows too."""
     for case in cases(strategy, world, EVEN, UNEVEN[0]):
-        joined = strategy.join(case.part(case.full).clone(), case.layout, tuple(case.full.shape))
+        joined = strategy.from_local(
+            case.part(case.full).clone(), case.layout, tuple(case.full.shape)
+        )
         case.check(joined, case.full)
 
 
 def moves_activations(strategy: Strategy[torch.Tensor], world: World) -> None:
-    """Checks that `activation` moves to any layout; without one it reduces partial sums."""
+    """Checks that `redistribute` moves to any layout; without one it reduces partial sums."""
     at = world.mesh.coordinate(world.position)[0]
     ranks = world.mesh.axis_size("data")
     pending = Layout(world.mesh, (None, None), {"data": "sum"})
@@ -162,11 +164,13 @@ def moves_activations(strategy: Strategy[torch.Tensor], world: World) -> None:
         tensors = [
             total,
             replicated.stored().detach(),
-            strategy.join(own * (at + 1), pending, tuple(own.shape)),
+            strategy.from_local(own * (at + 1), pending, tuple(own.shape)),
         ]
         for tensor in tensors:
-            case.check(strategy.activation(tensor, case.layout), total)
-    summed = strategy.activation(strategy.join(own * (at + 1), pending, tuple(own.shape)), None)
+            case.check(strategy.redistribute(tensor, case.layout), total)
+    summed = strategy.redistribute(
+        strategy.from_local(own * (at + 1), pending, tuple(own.shape)), None
+    )
     replicated.check(summed, total)
 
 
@@ -175,8 +179,8 @@ def moves_nothing(strategy: Strategy[torch.Tensor], world: World) -> None:
     with count_collectives() as traffic:
         for case in cases(strategy, world, EVEN):
             stored = case.stored()
-            strategy.join(case.part(case.full), case.layout, tuple(case.full.shape))
-            strategy.local(stored), strategy.owns(stored), strategy.layout(stored)
+            strategy.from_local(case.part(case.full), case.layout, tuple(case.full.shape))
+            strategy.to_local(stored), strategy.owns(stored), strategy.layout(stored)
             with torch.no_grad():
                 strategy.assign(stored, case.full)
     assert not traffic.calls, f"these need no other rank, but moved {dict(traffic.calls)}"

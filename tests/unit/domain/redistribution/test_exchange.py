@@ -43,10 +43,10 @@ def test_each_rank_gets_its_elements_in_order(exchange):
     held = [np.array(elements(each), dtype=int) for each in exchange.held]
     for place, wanted in enumerate(exchange.wanted):
         messages = [
-            iter([element for part in exchange.sent(peer, place) for element in parts[part]])
+            iter([element for part in exchange.slices_for(peer, place) for element in parts[part]])
             for peer, parts in enumerate(held)
         ]
-        found = [next(messages[owner]) for owner in owners(exchange.received(place))]
+        found = [next(messages[owner]) for owner in owners(exchange.owners_of(place))]
         assert found == elements(wanted)
         assert not any(list(left) for left in messages)
 
@@ -63,9 +63,9 @@ def test_regular_parts_and_turns_are_all_parts(exchange):
     ranks = range(len(exchange.held))
     for place in ranks:
         turn, count = exchange.turns(place)
-        assert turn * count == exchange.received(place)
+        assert turn * count == exchange.owners_of(place)
         for peer in ranks:
-            sent, even = exchange.sent(place, peer), exchange.strided(place, peer)
+            sent, even = exchange.slices_for(place, peer), exchange.strided(place, peer)
             starts = () if even is None else range(even.start, 1 + sent[-1].start, even.step)
             if even is not None:
                 assert len(starts) == even.count

@@ -149,12 +149,13 @@ def exchanged(step, held):
         none = peers[0][(*before, slice(0, 0))]
         sent = [
             np.concatenate(
-                [none, *(part[(*before, each)] for each in step.sent(peer, at[index]))], step.dim
+                [none, *(part[(*before, each)] for each in step.slices_for(peer, at[index]))],
+                step.dim,
             )
             for peer, part in enumerate(peers)
         ]
         taken, parts = [0] * len(sent), [none]
-        for owner, size in step.received(at[index]):
+        for owner, size in step.owners_of(at[index]):
             begin, taken[owner] = taken[owner], taken[owner] + size
             parts.append(sent[owner][(*before, slice(begin, taken[owner]))])
         found[at] = np.concatenate(parts, step.dim)

@@ -116,7 +116,8 @@ def run_exchange(part: torch.Tensor, exchange: Exchange, engine: Engine) -> torc
         if even is not None:
             return _take_strided(part, dim, even)
         slices = [
-            part.narrow(dim, e.start, e.stop - e.start) for e in exchange.sent(own, coordinate)
+            part.narrow(dim, e.start, e.stop - e.start)
+            for e in exchange.slices_for(own, coordinate)
         ]
         return torch.cat(slices or [part.narrow(dim, 0, 0)], dim)
 

@@ -1,4 +1,4 @@
-"""The guard of a captured step: what Python held when the step was recorded is still held."""
+"""The guard of a captured step: Python still holds what it held at the recording (ADR 27)."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -9,9 +9,9 @@ import torch
 from shardcore.binding import keras_private
 from shardcore.binding.captured import torch_modes
 from shardcore.binding.captured.closures import Closures
-from shardcore.binding.captured.python_state.held import Held, memories, memory_of
 from shardcore.binding.captured.python_state.observed import ObservedCalls
-from shardcore.binding.captured.python_state.walk import held_state
+from shardcore.binding.captured.python_state.walk import watch_state
+from shardcore.binding.captured.python_state.watched import WatchedValues, memories, memory_of
 from shardcore.domain.steps.capture import NotCaptured
 from shardcore.ports.capture import StepCapture
 
@@ -21,13 +21,13 @@ class PythonGuard:
     """The Python state that the code of a step read when it was recorded.
 
     Args:
-        held: The values.
-        memories: Where in memory the tensors are that are held.
+        watched: The values.
+        memories: Where in memory the watched tensors are.
         seed: The state of Keras' global generator.
         functions: The number of functions that steps had called.
     """
 
-    held: Held
+    watched: WatchedValues
     memories: frozenset[Any]
     seed: Any
     functions: int
@@ -48,16 +48,16 @@ class PythonGuard:
             called: The functions that its steps call.
             capture: Knows the hooks of torch.
             local: Returns this rank's plain tensor of a tensor.
-            closures: Those of the step, if each call makes another function.
+            closures: The closures of the step, if each call makes another function.
 
         Raises:
             NotCaptured: If the step reads what cannot be compared.
         """
-        held = held_state(trainer, called, capture.metadata_of, closures)
+        watched = watch_state(trainer, called, capture.metadata_of, closures)
         for registry in capture.hook_registries():
-            held.size(registry, "a hook of all torch modules")
-        found = memories(held.tensors, local)
-        return cls(held, found, keras_private.global_seed(), called.count)
+            watched.add_size(registry, "a hook of all torch modules")
+        watched_memories = memories(watched.tensors, local)
+        return cls(watched, watched_memories, keras_private.global_seed(), called.count)
 
     def check_holds(self, tensors: Iterable[object]) -> None:
         """Checks that an attribute or a container holds `tensors`, which a program reads.
@@ -65,7 +65,7 @@ class PythonGuard:
         A change of any other would not be seen.
 
         Raises:
-            NotCaptured: If one is held by none.
+            NotCaptured: If nothing holds one of them.
         """
         for tensor in tensors:
             if not isinstance(tensor, torch.Tensor) or memory_of(tensor) in self.memories:
@@ -84,4 +84,4 @@ class PythonGuard:
         """Returns the name of the first value that has changed; empty if none has."""
         if keras_private.global_seed() is not self.seed:
             return "Keras' global seed generator"
-        return "" if self.held.is_same() else next(iter(self.held.changes()), "")
+        return "" if self.watched.is_unchanged() else next(iter(self.watched.changes()), "")

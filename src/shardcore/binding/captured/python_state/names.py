@@ -38,14 +38,14 @@ class Names:
         modules: Names of modules that it imports.
         are_complete: Whether all other names are seen while they are looked up: by calls of
             `getattr` and `hasattr`, see `noted_lookups`.
-        place: The function and its line, for messages.
+        location: The function and its line, for messages.
     """
 
     variables: frozenset[str]
     attributes: frozenset[str]
     modules: frozenset[str]
     are_complete: bool
-    place: str
+    location: str
 
     @classmethod
     def of(cls, code: CodeType) -> "Names":

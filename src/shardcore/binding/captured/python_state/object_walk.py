@@ -20,24 +20,24 @@ import torch
 from shardcore.binding import keras_private
 from shardcore.binding.captured.python_state import objects, rules
 from shardcore.binding.captured.python_state.contents import Budget, content_of, members_reader
-from shardcore.binding.captured.python_state.held import Held
 from shardcore.binding.captured.python_state.objects import attributes_of, is_of, namespace_reader
 from shardcore.binding.captured.python_state.observed import ObservedCalls
 from shardcore.binding.captured.python_state.readers import (
     class_name,
     geometry,
-    held_in,
     identity,
     level,
+    read_or_none,
     state_in_c,
 )
+from shardcore.binding.captured.python_state.watched import WatchedValues
 from shardcore.binding.keras_private.variables import tensor_of
 from shardcore.domain.steps.capture import NotCaptured
 
 # The most objects that one guard compares: more take longer than the step.
 _MOST_OBJECTS = 300_000
 _IMMUTABLE = (tuple, frozenset)
-# What is said of an object of Keras or torch that has got or lost an attribute.
+# The message for an object of Keras or torch that has gained or lost an attribute.
 NEW_ATTRIBUTES = "new attributes"
 _BASES = attrgetter("__bases__", "__mro__")
 _FACTORY: Any = vars(defaultdict)["default_factory"]
@@ -50,21 +50,21 @@ class ObjectWalk(abc.ABC):
     Args:
         called: The functions that steps call.
         names: The attributes that count; None if all do.
-        held: Gets what is compared.
+        watched: Gets what is compared.
     """
 
     called: ObservedCalls
     names: frozenset[str] | None
-    held: Held
-    # By identity, all that was met: no other object gets its identity.
-    met: dict[int, Any] = attrs.field(factory=dict, init=False)
+    watched: WatchedValues
+    # By identity, all that was visited: no other object gets its identity.
+    visited: dict[int, Any] = attrs.field(factory=dict, init=False)
     # What remains to be visited: values with a name for messages.
     pending: list[tuple[Any, str]] = attrs.field(factory=list, init=False)
     # Weak references: what only they refer to would live as long as the guard, were it compared.
     weak: list[tuple[Any, str]] = attrs.field(factory=list, init=False)
     # Whether an object looks up attributes by a name that no code has: all of them count then.
     names_are_computed: bool = attrs.field(default=False, init=False)
-    has_decimals: bool = attrs.field(default=False, init=False)  # whether it met decimal numbers
+    has_decimals: bool = attrs.field(default=False, init=False)  # whether it visited some
     budget: Budget = attrs.field(factory=Budget, init=False)
     # All names in the user's code, and those that it has looked up.
     user_names: frozenset[str] = attrs.field(init=False)
@@ -78,67 +78,64 @@ class ObjectWalk(abc.ABC):
         if value is decimal.Decimal or is_of(value, decimal.Decimal):
             self.has_decimals = True
         if is_of(value, decimal.Context):
-            self.held.content(partial(repr, value), name)
+            self.watched.add_content(partial(repr, value), name)
         if is_of(value, torch.Tensor):
-            self._tensor(value, name)
+            self._add_tensor(value, name)
         elif is_of(value, FunctionType):
-            self._function(value, name)
+            self._add_function(value, name)
         elif issubclass(kind, type):
-            self._class(value)
+            self._add_class(value)
         elif is_of(value, ModuleType):
-            self._module(value)
+            self._add_module(value)
         elif keras_private.is_bookkeeping(value) or objects.is_immutable(kind):
             return
         elif kind.__module__.startswith("shardcore."):
             return  # its state belongs to a distribution, which a signature names
         elif is_of(value, keras.Variable):
-            self._variable(value)
+            self._add_variable(value)
         else:
             self._check_comparable(kind, name)
-            self._contents(value, name)
-            self._object(value, name)
+            self._add_contents(value, name)
+            self._add_object(value, name)
 
-    def _add(self, value: Any, name: str) -> None:
+    def _add(self, value: object, name: str) -> None:
         """Puts a value on the list of what is to be visited."""
-        if type(value) not in objects.PLAIN_TYPES and id(value) not in self.met:
-            self._meet(value)
+        if type(value) not in objects.PLAIN_TYPES and id(value) not in self.visited:
+            self.visited[id(value)] = value
             self.pending.append((value, name))
 
-    def _meet(self, value: Any) -> None:
-        self.met[id(value)] = value
-
-    def _run(self) -> None:
+    def _visit_pending(self) -> None:
         while self.pending:
-            if len(self.met) > _MOST_OBJECTS:
+            if len(self.visited) > _MOST_OBJECTS:
                 raise NotCaptured(
                     f"its Python holds more than {_MOST_OBJECTS} objects, which takes too long to "
                     "compare: keep them in arrays, or outside the layers"
                 )
             self._visit(*self.pending.pop())
 
-    def _tensor(self, tensor: torch.Tensor, name: str) -> None:
+    def _add_tensor(self, tensor: torch.Tensor, name: str) -> None:
         """Adds the metadata of a tensor, and what a user has set on it."""
-        self.held.tensor(tensor, name)
+        self.watched.add_tensor(tensor, name)
         if type(tensor) in (torch.Tensor, torch.nn.Parameter):  # ours have attributes of ours
-            self._attributes(vars(tensor), name, is_library=False)
+            self._add_attributes(vars(tensor), name, is_library=False)
         if type(tensor) is torch.Tensor:  # a parameter keeps its shape, and a step its gradient
-            geometry(tensor, name, self.held)
+            geometry(tensor, name, self.watched)
             if "grad" in self.user_names and tensor.is_leaf:
-                self.held.read(partial(getattr, tensor, "grad"), f"the gradient of {name}")
+                self.watched.add_result(partial(getattr, tensor, "grad"), f"the gradient of {name}")
                 self._add(tensor.grad, f"the gradient of {name}")
 
-    def _variable(self, variable: keras.Variable) -> None:
+    def _add_variable(self, variable: keras.Variable) -> None:
         """Adds the tensor of a variable, and what Keras reads of it in a step."""
-        found, title = vars(variable), f"variable {variable.path!r}"
+        attributes, title = vars(variable), f"variable {variable.path!r}"
         keys = keras_private.state_of(variable)
-        self.held.attributes(found, keys, title)
-        self.held.size(found, f"attributes of {title}")
+        self.watched.add_attributes(attributes, keys, title)
+        self.watched.add_size(attributes, f"attributes of {title}")
         tensor = tensor_of(variable)
-        if not variable.trainable and id(tensor) not in self.met:  # no autograd, no hooks
-            self._meet(tensor)
-            self.held.memory(tensor, title)
+        if not variable.trainable and id(tensor) not in self.visited:  # no autograd, no hooks
+            self.visited[id(tensor)] = tensor
+            self.watched.add_memory(tensor, title)
         for key in keys:
-            self._add(found[key], title)
+            self._add(attributes[key], title)
 
     def _check_comparable(self, kind: Any, name: str) -> None:
         """Checks that a change in an object of this class can be seen."""
@@ -157,106 +154,108 @@ class ObjectWalk(abc.ABC):
         if issubclass(kind, objects.LOOKUPS):
             self.names_are_computed = True
 
-    def _contents(self, value: Any, name: str) -> None:
+    def _add_contents(self, value: Any, name: str) -> None:
         """Adds the members of containers and what methods, caches and references hold."""
         if is_of(value, weakref.ref):
-            self.held.content(partial(identity, value), name)
+            self.watched.add_content(partial(identity, value), name)
             self.weak.append((value, name))
             return
         if is_of(value, ContextVar):
             read = partial(value.get, None)
-            self.held.read(read, name)
+            self.watched.add_result(read, name)
             self._add(read(), name)
             return
         copy = content_of(value, name, self.budget)
         if copy is not None:
-            self.held.content(copy, name)
-        state_in_c(value, name, self.held)
+            self.watched.add_content(copy, name)
+        state_in_c(value, name, self.watched)
         if is_of(value, objects.CACHED):
-            self._cache(value, name)
+            self._add_cache(value, name)
         if is_of(value, logging.Logger):
-            self.held.content(partial(level, value), f"the level of logger {value.name!r}")
+            self.watched.add_content(partial(level, value), f"the level of logger {value.name!r}")
         if is_of(value, *objects.CONTAINERS):
-            self._container(value, name)
+            self._add_container(value, name)
         for part in objects.wrapped(value):
             self._add(part, name)
 
-    def _cache(self, cached: Any, name: str) -> None:
+    def _add_cache(self, cached: Any, name: str) -> None:
         """Adds the values that a cache keeps; its function may have run before the first step."""
         function, *values = objects.cached_values(cached)
         self._add(function, name)
-        self._cached_function(function)
+        self._add_cached_function(function)
         for value in values:
             self._add(value, name)
 
-    def _container(self, container: Any, name: str) -> None:
+    def _add_container(self, container: Any, name: str) -> None:
         if container is sys.modules:
             raise NotCaptured("it reads sys.modules, which is too large to compare: import names")
         kind: Any = type(container)
         members = list(members_reader(container)())
-        passing = [member for member in members if keras_private.is_bookkeeping(member)]
-        if passing and is_of(container, dict):  # Keras replaces these
-            replaced = set(map(id, passing))
+        replaceable = [member for member in members if keras_private.is_bookkeeping(member)]
+        if replaceable and is_of(container, dict):  # Keras replaces these
+            replaced = set(map(id, replaceable))
             keys = [key for key, value in container.items() if id(value) not in replaced]
-            self.held.attributes(container, tuple(keys), name)
-            self.held.size(container, name)
+            self.watched.add_attributes(container, tuple(keys), name)
+            self.watched.add_size(container, name)
         elif objects.iterates_plainly(kind):
-            self.held.container(container, name)
+            self.watched.add_container(container, name)
         elif not is_of(container, *_IMMUTABLE):
-            self.held.identities(members_reader(container), name)
+            self.watched.add_identities(members_reader(container), name)
         if is_of(container, defaultdict):
             factory = partial(_FACTORY.__get__, container)
-            self.held.read(factory, name)
+            self.watched.add_result(factory, name)
             members.append(factory())
         for member in members:
             self._add(member, name)
 
-    def _object(self, owner: Any, name: str) -> None:
+    def _add_object(self, owner: Any, name: str) -> None:
         """Adds the attributes and slots of an object that count, and those of its classes."""
         kind: Any = type(owner)
         is_library = rules.is_library(kind.__module__)
-        found = attributes_of(owner)
+        attributes = attributes_of(owner)
         if is_of(owner, threading.local):
-            found = threading.local.__getattribute__(owner, "__dict__")
-        if found is not None:
-            title = _title(owner, found, name)
-            self._attributes(found, title, is_library)
-            self.held.kind(owner, title)
+            attributes = threading.local.__getattribute__(owner, "__dict__")
+        if attributes is not None:
+            title = _title(owner, attributes, name)
+            self._add_attributes(attributes, title, is_library)
+            self.watched.add_class(owner, title)
             if not is_library:
-                self.held.namespace(namespace_reader(owner), title)
+                self.watched.add_namespace(namespace_reader(owner), title)
         for key, slot in objects.slots_of(kind):
-            if self._counts(key):
-                self.held.read(partial(slot.__get__, owner), f"attribute {key!r} of {name}")
-                self._add(held_in(slot, owner), f"attribute {key!r} of {name}")
+            if self._is_relevant(key):
+                title = f"attribute {key!r} of {name}"
+                self.watched.add_result(partial(slot.__get__, owner), title)
+                self._add(read_or_none(slot, owner), title)
         for base in kind.__mro__:
             self._add(base, base.__name__)
 
-    def _counts(self, key: str) -> bool:
+    def _is_relevant(self, key: str) -> bool:
         return self.names is None or key in self.names
 
-    def _attributes(self, found: dict[str, Any], title: str, is_library: bool) -> None:
+    def _add_attributes(self, attributes: dict[str, Any], title: str, is_library: bool) -> None:
         """Adds attributes: of a class of a library those that count, of another one all."""
         keys = []
-        for key, value in list(found.items()):
+        for key, value in list(attributes.items()):
             if key in keras_private.RUNS_NOTED or keras_private.is_bookkeeping(value):
                 continue
             is_fixed = is_library and key in keras_private.FIXED and key not in self.user_names
-            counts = self._counts(key) and not is_fixed
+            counts = self._is_relevant(key) and not is_fixed
             if counts or not is_library:
                 keys.append(key)
             if not counts:
                 continue
             if key in keras_private.REFILLED:
-                self.held.size(value, f"attribute {key!r} of {title}")
+                self.watched.add_size(value, f"attribute {key!r} of {title}")
             else:
                 self._add(value, f"attribute {key!r} of {title}")
-        self.held.attributes(found, tuple(keys), title)
-        if keras_private.RUNS_NOTED.isdisjoint(found):
-            self.held.size(found, f"{NEW_ATTRIBUTES if is_library else 'attributes'} of {title}")
+        self.watched.add_attributes(attributes, tuple(keys), title)
+        if keras_private.RUNS_NOTED.isdisjoint(attributes):
+            noun = NEW_ATTRIBUTES if is_library else "attributes"
+            self.watched.add_size(attributes, f"{noun} of {title}")
         else:
-            self.held.content(partial(_lasting, found), f"attributes of {title}")
+            self.watched.add_content(partial(_count, attributes), f"attributes of {title}")
 
-    def _class(self, kind: type) -> None:
+    def _add_class(self, kind: type) -> None:
         """Adds the attributes of a class that is not a library's."""
         if rules.is_library(kind.__module__) or rules.is_standard(kind.__module__):
             return
@@ -266,34 +265,35 @@ class ObjectWalk(abc.ABC):
             for key, value in space.items()
             if not key.startswith("__") or isinstance(value, FunctionType) or key in self.user_names
         ]
+        title = f"class {kind.__qualname__}"
         if self.user_names & {"__name__", "__qualname__"}:
-            self.held.content(partial(class_name, kind), f"the name of class {kind.__qualname__}")
-        self.held.attributes(space, tuple(key for key, _ in entries), f"class {kind.__qualname__}")
-        self.held.size(space, f"attributes of class {kind.__qualname__}")
+            self.watched.add_content(partial(class_name, kind), f"the name of {title}")
+        self.watched.add_attributes(space, tuple(key for key, _ in entries), title)
+        self.watched.add_size(space, f"attributes of {title}")
         for key, value in entries:
-            if self._counts(key) or key.startswith("__"):
-                self._add(value, f"{key!r} of class {kind.__qualname__}")
-        self.held.reader(partial(_BASES, kind), f"the bases of class {kind.__qualname__}")
+            if self._is_relevant(key) or key.startswith("__"):
+                self._add(value, f"{key!r} of {title}")
+        self.watched.add_results(partial(_BASES, kind), f"the bases of {title}")
         self._add(type(kind), kind.__name__)
 
     @abc.abstractmethod
-    def _function(self, function: FunctionType, name: str) -> None:
+    def _add_function(self, function: FunctionType, name: str) -> None:
         """Adds what a function reads."""
 
     @abc.abstractmethod
-    def _module(self, module: ModuleType) -> None:
+    def _add_module(self, module: ModuleType) -> None:
         """Adds what the user's code reads of a module."""
 
     @abc.abstractmethod
-    def _cached_function(self, function: Any) -> None:
+    def _add_cached_function(self, function: Any) -> None:
         """Adds what the function of a cache reads, which may have run before the first step."""
 
 
-def _title(owner: Any, found: dict[str, Any], name: str) -> str:
-    own = found.get("name")
+def _title(owner: Any, attributes: dict[str, Any], name: str) -> str:
+    own = attributes.get("name")
     return f"{type(owner).__name__} {own!r}" if isinstance(own, str) else name
 
 
-def _lasting(found: dict[str, Any]) -> int:
+def _count(attributes: dict[str, Any]) -> int:
     """Returns the number of attributes of a model, without those in which it notes its runs."""
-    return len(found) - len(keras_private.RUNS_NOTED & found.keys())
+    return len(attributes) - len(keras_private.RUNS_NOTED & attributes.keys())

@@ -50,7 +50,7 @@ class ObservedCalls:
     _looked_up: dict[CodeType, set[str]] = attrs.field(factory=dict, init=False)
 
     @contextmanager
-    def observed(self) -> Iterator[Observer]:
+    def observe(self) -> Iterator[Observer]:
         """Notes what this thread calls while the observer is enabled."""
         with noted_lookups(self._looked_up), _profile() as profile:
             yield profile
@@ -162,7 +162,7 @@ class ObservedCalls:
         for code in self.users():
             names = self.names_of(code)
             if any(name in function for name in names.attributes if len(name) > 2):
-                return names.place
+                return names.location
         return "the step"
 
     def attribute_names(self) -> frozenset[str] | None:

@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from shardcore.binding.captured.python_state.held import Held
 from shardcore.binding.captured.python_state.objects import is_of
+from shardcore.binding.captured.python_state.watched import WatchedValues
 
+FUNCTION_STATE = attrgetter("__code__", "__defaults__", "__kwdefaults__")
+FUNCTION_TEXTS = attrgetter("__name__", "__qualname__", "__doc__", "__module__")
+CELL_CONTENTS = attrgetter("cell_contents")
 _OF_TENSOR = attrgetter("dtype", "shape", "retains_grad")
 _PARTS_OF_EXCEPTION = tuple(
     vars(BaseException)[name]
@@ -19,25 +22,25 @@ _PARTS_OF_EXCEPTION = tuple(
 )
 
 
-def state_in_c(value: Any, name: str, held: Held) -> None:
-    """Adds to `held` what an object of C has that is no attribute in its `__dict__`."""
+def state_in_c(value: Any, name: str, watched: WatchedValues) -> None:
+    """Adds to `watched` what an object of C has that is no attribute in its `__dict__`."""
     if is_of(value, BaseException):
-        held.reader(partial(parts_of_exception, value), name)
+        watched.add_results(partial(parts_of_exception, value), name)
     if is_of(value, torch.Generator):
-        held.content(value.initial_seed, f"the seed of {name}")
+        watched.add_content(value.initial_seed, f"the seed of {name}")
     if is_of(value, np.flatiter):
-        held.content(partial(getattr, value, "index"), f"the index of {name}")
+        watched.add_content(partial(getattr, value, "index"), f"the index of {name}")
 
 
-def geometry(tensor: torch.Tensor, name: str, held: Held) -> None:
-    """Adds to `held` what `tensor.data = other`, `t_()` and `set_()` change of a tensor."""
-    held.content(partial(_OF_TENSOR, tensor), f"the dtype or shape of {name}")
+def geometry(tensor: torch.Tensor, name: str, watched: WatchedValues) -> None:
+    """Adds to `watched` what `tensor.data = other`, `t_()` and `set_()` change of a tensor."""
+    watched.add_content(partial(_OF_TENSOR, tensor), f"the dtype or shape of {name}")
     if tensor.layout is torch.strided:
-        held.content(tensor.stride, f"the strides of {name}")
-        held.content(tensor.storage_offset, f"the memory of {name}")
+        watched.add_content(tensor.stride, f"the strides of {name}")
+        watched.add_content(tensor.storage_offset, f"the memory of {name}")
 
 
-def held_in(holder: Any, owner: Any) -> Any:
+def read_or_none(holder: Any, owner: Any) -> Any:
     """Returns what a cell or a slot holds; None if it is empty."""
     try:
         return holder.cell_contents if owner is None else holder.__get__(owner)
@@ -46,7 +49,7 @@ def held_in(holder: Any, owner: Any) -> Any:
 
 
 def identity(reference: Any) -> int | None:
-    """Returns the identity of what a weak reference refers to; None if that has gone."""
+    """Returns the identity of what a weak reference refers to; None if that was freed."""
     target = reference()
     return None if target is None else id(target)
 

@@ -12,7 +12,6 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
-from operator import attrgetter
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -21,18 +20,15 @@ import numpy as np
 
 from shardcore.binding import keras_private
 from shardcore.binding.captured.closures import Closures
-from shardcore.binding.captured.python_state import rules
-from shardcore.binding.captured.python_state.held import Held
+from shardcore.binding.captured.python_state import readers, rules
 from shardcore.binding.captured.python_state.object_walk import ObjectWalk
 from shardcore.binding.captured.python_state.objects import is_of
 from shardcore.binding.captured.python_state.observed import ObservedCalls
 from shardcore.binding.captured.python_state.origins import is_known, origin_of
-from shardcore.binding.captured.python_state.readers import decimal_context, held_in
+from shardcore.binding.captured.python_state.watched import WatchedValues
 from shardcore.binding.context.rank_consistency import variables_of
 from shardcore.domain.steps.capture import NotCaptured
 
-_FUNCTION_STATE = attrgetter("__code__", "__defaults__", "__kwdefaults__")
-_FUNCTION_TEXTS = attrgetter("__name__", "__qualname__", "__doc__", "__module__")
 # Names by which code reads these of a function, which need not run.
 _OF_FUNCTIONS = frozenset(
     {
@@ -40,17 +36,16 @@ _OF_FUNCTIONS = frozenset(
         *("__name__", "__qualname__", "__doc__", "__module__", "getdoc", "getsource"),
     }
 )
-_OF_CELL = attrgetter("cell_contents")
 # Functions that ask for an attribute which may not be there.
-_ASKING = frozenset({"getattr", "hasattr", "vars", "__dict__"})
+_PROBES = frozenset({"getattr", "hasattr", "vars", "__dict__"})
 
 
-def held_state(
+def watch_state(
     trainer: Any,
     called: ObservedCalls,
     metadata_of: Callable[[Any], tuple[Any, ...]],
     closures: Closures | None = None,
-) -> Held:
+) -> WatchedValues:
     """Returns all that the steps of `trainer`, which call the functions `called`, may read.
 
     Args:
@@ -64,55 +59,55 @@ def held_state(
         NotCaptured: If the code may read what cannot be compared.
     """
     names = called.attribute_names()
-    walk = _walked(trainer, called, names, Held(metadata_of), closures)
+    walk = _walk_step(trainer, called, names, WatchedValues(metadata_of), closures)
     if walk.names_are_computed and names is not None:
-        walk = _walked(trainer, called, None, Held(metadata_of), closures)
-    return walk.held
+        walk = _walk_step(trainer, called, None, WatchedValues(metadata_of), closures)
+    return walk.watched
 
 
-def _walked(
+def _walk_step(
     trainer: Any,
     called: ObservedCalls,
     names: frozenset[str] | None,
-    held: Held,
+    watched: WatchedValues,
     closures: Closures | None,
-) -> "_Walk":
-    given = closures or Closures.of()
-    walk = _Walk(called, names, held)
+) -> "_StepWalk":
+    captured = closures or Closures.of()
+    walk = _StepWalk(called, names, watched)
     called.check()
-    walk.model(trainer)
-    walk.held_by(given.objects)
-    walk.code(given.codes)
-    walk.check_weak()
-    walk.surroundings()
+    walk.visit_model(trainer)
+    walk.visit_objects(captured.objects)
+    walk.visit_code(captured.codes)
+    walk.check_weak_references()
+    walk.visit_environment()
     return walk
 
 
 @attrs.define(eq=False)
-class _Walk(ObjectWalk):
+class _StepWalk(ObjectWalk):
     """A walk from a model, and from the functions that its steps call, to all that they hold."""
 
     # By the identity of code, the global variables of its function.
     namespaces: dict[int, dict[str, Any]] = attrs.field(factory=dict, init=False)
 
     @property
-    def _asks(self) -> bool:
+    def _probes_attributes(self) -> bool:
         """Whether the user's code may ask for an attribute that is not there."""
         is_trying = any(code.co_exceptiontable for code in self.called.users())
-        return is_trying or not self.user_names.isdisjoint(_ASKING)
+        return is_trying or not self.user_names.isdisjoint(_PROBES)
 
-    def model(self, trainer: Any) -> None:
+    def visit_model(self, trainer: Any) -> None:
         """Visits the layers, optimizer, metrics and losses of a model."""
         seed = keras_private.global_seed()
         for variable in [*variables_of(trainer), *([] if seed is None else [seed])]:
             self._add(variable, f"variable {variable.path!r}")
-        self.held.content(keras_private.registered_objects, "Keras' registered objects")
+        self.watched.add_content(keras_private.registered_objects, "Keras' registered objects")
         for name, read in keras_private.uncleared_gradients(trainer):
-            self.held.read(read, name)
+            self.watched.add_result(read, name)
             self._add(read(), name)
         for called, holder, tensors in keras_private.graph_tensors(trainer):
             name = f"an argument of {called!r} in a functional graph"
-            self.held.attributes(holder, ("args", "kwargs"), name)
+            self.watched.add_attributes(holder, ("args", "kwargs"), name)
             for tensor in tensors:
                 self._add(tensor, name)
         for operation in keras_private.operations_of(trainer):
@@ -121,15 +116,15 @@ class _Walk(ObjectWalk):
             self._add(module, f"module {type(module).__name__!r}")
         for part in keras_private.parts_of(trainer):
             self._add(part, f"{type(part).__name__} of the model")
-        self._run()
+        self._visit_pending()
 
-    def held_by(self, values: Iterable[Any]) -> None:
+    def visit_objects(self, values: Iterable[object]) -> None:
         """Visits objects that may not be the model's."""
         for value in values:
             self._add(value, f"{type(value).__name__} in a closure")
-        self._run()
+        self._visit_pending()
 
-    def code(self, compared: Iterable[CodeType]) -> None:
+    def visit_code(self, compared: Iterable[CodeType]) -> None:
         """Visits what the code of functions reads from their modules.
 
         The closures of functions that are `compared`, or were made in the step, are not read here.
@@ -137,63 +132,65 @@ class _Walk(ObjectWalk):
         users = {id(code): code for code in self.called.users()}
         waiting = dict(users)
         while waiting:
-            ready = {key: space for key, code in waiting.items() if (space := self._space(code))}
+            ready = {key: space for key, code in waiting.items() if (space := self._globals(code))}
             # Only now: a function that is exec'd may be found with the variables of the others.
             ready = ready or {
                 key: vars(builtins) for key, code in waiting.items() if self._is_closed(code)
             }
             if not ready:
-                place = self.called.names_of(next(iter(waiting.values()))).place
+                location = self.called.names_of(next(iter(waiting.values()))).location
                 raise NotCaptured(
-                    f"it calls {place}, a function that no module and no layer holds, so that its "
-                    "global variables are unknown: make it an attribute of the layer"
+                    f"it calls {location}, a function that no module and no layer holds, so that "
+                    "its global variables are unknown: make it an attribute of the layer"
                 )
             for key, space in ready.items():
-                self._globals(waiting.pop(key), space)
-                self._run()
-        made = {id(constant) for code in users.values() for constant in code.co_consts}
-        made |= set(map(id, compared))
+                self._add_globals(waiting.pop(key), space)
+                self._visit_pending()
+        nested_code = {id(constant) for code in users.values() for constant in code.co_consts}
+        nested_code |= set(map(id, compared))
         for key, code in users.items():
             has_closure = code.co_freevars not in ((), ("__class__",))
-            if has_closure and key not in made and key not in self.met:
+            if has_closure and key not in nested_code and key not in self.visited:
+                location = self.called.names_of(code).location
                 raise NotCaptured(
-                    f"it calls {self.called.names_of(code).place}, with a closure that nothing of "
-                    "the model holds: make it an attribute of the layer"
+                    f"it calls {location}, with a closure that nothing of the model holds: make it "
+                    "an attribute of the layer"
                 )
 
-    def check_weak(self) -> None:
+    def check_weak_references(self) -> None:
         """Checks that what weak references refer to is held by something else that is compared."""
         for reference, name in self.weak:
             target = reference()
-            if target is not None and id(target) not in self.met:
+            if target is not None and id(target) not in self.visited:
                 raise NotCaptured(
                     f"it reads {name}, a weak reference to an object that the step reads in no "
                     "other way: read it from an attribute of the layer"
                 )
 
-    def surroundings(self) -> None:
+    def visit_environment(self) -> None:
         """Adds the environment, loggers and settings of libraries that the user's code reads."""
-        self.held.content(abc.get_cache_token, "the classes that are registered with an ABC")
+        watch = self.watched.add_content
+        watch(abc.get_cache_token, "the classes that are registered with an ABC")
         if {"environ", "getenv", "get_exec_path", "getenvb"} & self.user_names:
-            self.held.content(lambda: dict(os.environ), "os.environ")
+            watch(lambda: dict(os.environ), "os.environ")
         if self.has_decimals or "Decimal" in self.user_names:
-            self.held.content(decimal_context, "the context of decimal numbers")
+            watch(readers.decimal_context, "the context of decimal numbers")
         if "FloatingPointError" in self.user_names:
-            self.held.content(lambda: repr(np.geterr()), "NumPy's handling of errors")
+            watch(lambda: repr(np.geterr()), "NumPy's handling of errors")
         if {"warn", "catch_warnings"} & self.user_names:
-            self.held.content(lambda: list(warnings.filters), "the filters of warnings")
+            watch(lambda: list(warnings.filters), "the filters of warnings")
         if "current_thread" in self.user_names:
-            self.held.content(lambda: threading.current_thread().name, "the name of this thread")
+            watch(lambda: threading.current_thread().name, "the name of this thread")
         if self.called.has_called_module("numpy._core.arrayprint"):
-            self.held.content(lambda: repr(np.get_printoptions()), "NumPy's options of printing")
+            watch(lambda: repr(np.get_printoptions()), "NumPy's options of printing")
         if "getLogger" in self.user_names:
             names = list(logging.root.manager.loggerDict)
             for name in [name for name in names if not rules.is_library(name)]:
                 self._add(logging.getLogger(name), f"logger {name!r}")
             self._add(logging.root, "the root logger")
-            self._run()
+            self._visit_pending()
 
-    def _space(self, code: CodeType) -> dict[str, Any] | None:
+    def _globals(self, code: CodeType) -> dict[str, Any] | None:
         """Returns the global variables of code; None if no function with it is known yet."""
         if space := self.namespaces.get(id(code)):
             return space
@@ -205,35 +202,36 @@ class _Walk(ObjectWalk):
         known = vars(builtins).keys() | {"_tuple_new"}
         return code.co_filename == "<string>" and self.called.names_of(code).variables <= known
 
-    def _cached_function(self, function: Any) -> None:
+    def _add_cached_function(self, function: Any) -> None:
         if is_of(function, FunctionType) and not is_known(function.__code__):
-            self._globals(function.__code__, function.__globals__)
+            self._add_globals(function.__code__, function.__globals__)
 
-    def _function(self, function: FunctionType, name: str) -> None:
+    def _add_function(self, function: FunctionType, name: str) -> None:
         """Adds the defaults, attributes, closure and global variables of a function that ran.
 
         In the closure of a library's function there may be one of the user's.
         """
-        code = function.__code__
+        code, watch = function.__code__, self.watched.add_results
         is_own = not is_known(code)
         if is_own:
             title = f"function {function.__qualname__}"
-            self._attributes(vars(function), title, is_library=False)
+            self._add_attributes(vars(function), title, is_library=False)
             if self.user_names & _OF_FUNCTIONS:
-                self.held.reader(partial(_FUNCTION_STATE, function), f"code or defaults of {title}")
-                self.held.reader(partial(_FUNCTION_TEXTS, function), f"names of {title}")
+                watch(partial(readers.FUNCTION_STATE, function), f"code or defaults of {title}")
+                watch(partial(readers.FUNCTION_TEXTS, function), f"names of {title}")
         if not self.called.has_called(code):
             return
-        self.met[id(code)] = code
+        self.visited[id(code)] = code
         of = f"of function {function.__qualname__}"
         for key, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            title = f"variable {key!r} in the closure {of}"
             if is_own:
-                self.held.read(partial(_OF_CELL, cell), f"variable {key!r} in the closure {of}")
-            self._add(held_in(cell, None), f"variable {key!r} in the closure {of}")
+                self.watched.add_result(partial(readers.CELL_CONTENTS, cell), title)
+            self._add(readers.read_or_none(cell, None), title)
         if not is_own:
             return
         self._note_namespace(code, function.__globals__)
-        self.held.reader(partial(_FUNCTION_STATE, function), f"code or defaults {of}")
+        watch(partial(readers.FUNCTION_STATE, function), f"code or defaults {of}")
         self._add(function.__defaults__, f"defaults {of}")
         self._add(function.__kwdefaults__, f"defaults {of}")
 
@@ -243,43 +241,44 @@ class _Walk(ObjectWalk):
             if isinstance(constant, CodeType):
                 self._note_namespace(constant, namespace)
 
-    def _globals(self, code: CodeType, namespace: dict[str, Any]) -> None:
+    def _add_globals(self, code: CodeType, namespace: dict[str, Any]) -> None:
         """Adds the global variables that code names, and the modules that it imports."""
         self._note_namespace(code, namespace)
         names, module = self.called.names_of(code), str(namespace.get("__name__"))
-        self._variables(namespace, names.variables, module)
+        self._add_named(namespace, names.variables, module)
         package = str(namespace.get("__package__") or "")
         for name in names.modules:
             for full in (name, f"{package}.{name}"):
                 if full in sys.modules:
-                    self._imported(full)
+                    self._add_import(full)
 
-    def _imported(self, name: str) -> None:
+    def _add_import(self, name: str) -> None:
         """Adds a module that code imports; of `import a.b` also the variable `b` of `a`."""
-        self.held.attributes(sys.modules, (name,), "sys.modules")
+        self.watched.add_attributes(sys.modules, (name,), "sys.modules")
         self._add(sys.modules[name], f"module {name}")
         parent, _, last = name.rpartition(".")
         if parent in sys.modules:
-            self._imported(parent)
+            self._add_import(parent)
             space = vars(sys.modules[parent])
             if last in space:
-                self.held.attributes(space, (last,), f"module {parent}")
+                self.watched.add_attributes(space, (last,), f"module {parent}")
                 self._add(space[last], f"module {name}")
 
-    def _variables(self, namespace: dict[str, Any], names: Iterable[str], module: str) -> None:
+    def _add_named(self, namespace: dict[str, Any], names: Iterable[str], module: str) -> None:
         """Adds variables of a module; of one that is not there, its absence."""
         present = tuple(name for name in names if name in namespace)
         absent = frozenset(names).difference(present)
-        self.held.attributes(namespace, present, f"module {module}")
+        self.watched.add_attributes(namespace, present, f"module {module}")
         if absent:
-            self.held.absent(namespace, absent, f"a variable of module {module}")
+            self.watched.add_absent_keys(namespace, absent, f"a variable of module {module}")
             own = vars(builtins)
-            self.held.attributes(own, tuple(name for name in absent if name in own), "builtins")
-            self.held.absent(own, absent.difference(own), "a name of Python's")
+            builtin = tuple(name for name in absent if name in own)
+            self.watched.add_attributes(own, builtin, "builtins")
+            self.watched.add_absent_keys(own, absent.difference(own), "a name of Python's")
         for name in present:
             self._add(namespace[name], f"global variable {name!r} of {module}")
 
-    def _module(self, module: ModuleType) -> None:
+    def _add_module(self, module: ModuleType) -> None:
         """Adds the variables of a module that the user's code names.
 
         Functions and classes of a library are compared by identity.
@@ -287,12 +286,13 @@ class _Walk(ObjectWalk):
         space, name = vars(module), str(vars(module).get("__name__"))
         if not rules.is_library(name) and not rules.is_standard(name):
             everything = frozenset(space) | self.user_names
-            self._variables(space, everything if self.names is None else self.user_names, name)
+            self._add_named(space, everything if self.names is None else self.user_names, name)
             return
         named = tuple(self.user_names & space.keys())
-        self.held.attributes(space, named, f"module {name}")
-        if self._asks:
-            self.held.absent(space, self.user_names.difference(named), f"a variable of {name}")
+        self.watched.add_attributes(space, named, f"module {name}")
+        if self._probes_attributes:
+            absent = self.user_names.difference(named)
+            self.watched.add_absent_keys(space, absent, f"a variable of {name}")
         for key in named:
             if isinstance(space[key], ModuleType) or not callable(space[key]):
                 self._add(space[key], f"variable {key!r} of module {name}")

@@ -16,7 +16,7 @@ _ABSENT = object()
 
 
 @attrs.define(eq=False)
-class Held:
+class WatchedValues:
     """Values that the code of a step may read, in lists that calls of C alone compare.
 
     A guard of an object is the length of its `__dict__`, the identity of the values of its keys,
@@ -53,13 +53,13 @@ class Held:
     _namespace_names: list[str] = attrs.field(factory=list, init=False)
     # Copies of contents.
     _contents: list[tuple[str, Callable[[], Any], Any]] = attrs.field(factory=list, init=False)
-    # Tensors that are held, and those among them whose metadata is compared.
+    # Tensors that are watched, and those among them whose metadata is compared.
     tensors: list[Any] = attrs.field(factory=list, init=False)
     _leaves: list[Any] = attrs.field(factory=list, init=False)
     _leaf_states: list[Any] = attrs.field(factory=list, init=False)
     _leaf_names: list[str] = attrs.field(factory=list, init=False)
 
-    def attributes(self, holder: Any, keys: tuple[Any, ...], title: str) -> None:
+    def add_attributes(self, holder: Any, keys: tuple[Any, ...], title: str) -> None:
         """Adds entries of a dict, or of the namespace of a class."""
         if not keys:
             return
@@ -69,24 +69,24 @@ class Held:
         self._values += [holder[key] for key in keys]
         self._names += [(title, key) for key in keys]
 
-    def reader(self, read: Callable[[], tuple[Any, ...]], name: str) -> None:
+    def add_results(self, read: Callable[[], tuple[Any, ...]], name: str) -> None:
         """Adds the values that a function reads at once."""
         values = read()
         self._readers.append(read)
         self._values += values
         self._names += [(name, "")] * len(values)
 
-    def read(self, read: Callable[[], Any], name: str) -> None:
+    def add_result(self, read: Callable[[], Any], name: str) -> None:
         """Adds the value that a function reads; it may raise ValueError or AttributeError."""
-        self.reader(partial(_or_absent, read), name)
+        self.add_results(partial(_or_absent, read), name)
 
-    def absent(self, holder: dict[str, Any], keys: frozenset[str], name: str) -> None:
+    def add_absent_keys(self, holder: dict[str, Any], keys: frozenset[str], name: str) -> None:
         """Adds keys that a dict does not have."""
-        self.content(partial(holder.keys().isdisjoint, keys), name)
+        self.add_content(partial(holder.keys().isdisjoint, keys), name)
 
-    def container(self, container: Any, name: str) -> None:
+    def add_container(self, container: Any, name: str) -> None:
         """Adds a container of a class of Python's own, with its members."""
-        self.size(container, name)
+        self.add_size(container, name)
         if not container:
             return
         views: list[Any] = [container]
@@ -97,12 +97,12 @@ class Held:
             self._flat += view
             self._member_names.append(name)
 
-    def identities(self, read: Callable[[], Iterable[Any]], name: str) -> None:
+    def add_identities(self, read: Callable[[], Iterable[Any]], name: str) -> None:
         """Adds the members of a container of another class, which `read` iterates over."""
         self._alive.append(tuple(read()))  # so that no other object gets the identity of a member
-        self.content(partial(identities, read), name)
+        self.add_content(partial(identities, read), name)
 
-    def size(self, container: Any, name: str) -> None:
+    def add_size(self, container: Any, name: str) -> None:
         """Adds the length of a container."""
         if container:
             self._sized.append(container)
@@ -112,39 +112,39 @@ class Held:
             self._empty.append((name, container))
             self._empties.append(container)
 
-    def kind(self, owner: Any, name: str) -> None:
+    def add_class(self, owner: object, name: str) -> None:
         """Adds the class of an object."""
         self._owners.append(owner)
         self._kinds.append(type(owner))
         self._owner_names.append(name)
 
-    def namespace(self, read: Callable[[], dict[str, Any]], name: str) -> None:
+    def add_namespace(self, read: Callable[[], dict[str, Any]], name: str) -> None:
         """Adds the `__dict__` of an object, which may be replaced by another dict."""
         self._namespace_readers.append(read)
         self._namespaces.append(read())
         self._namespace_names.append(name)
 
-    def content(self, copy: Callable[[], Any], name: str) -> None:
+    def add_content(self, copy: Callable[[], Any], name: str) -> None:
         """Adds what a function copies."""
         self._contents.append((name, copy, copy()))
 
-    def tensor(self, tensor: Any, name: str) -> None:
+    def add_tensor(self, tensor: Any, name: str) -> None:
         """Adds the memory and the metadata of a tensor; its values are read by each run."""
-        self.memory(tensor, name)
+        self.add_memory(tensor, name)
         self._leaves.append(tensor)
         state = self.metadata_of(tensor)
         self._leaf_states.append(state)
         self._leaf_names.append(name)
         for hooks in filter(None, state[1:]):
-            self.size(hooks, f"the hooks of {name}")
+            self.add_size(hooks, f"the hooks of {name}")
 
-    def memory(self, tensor: Any, name: str) -> None:
+    def add_memory(self, tensor: object, name: str) -> None:
         """Adds the memory of a tensor: `x.data = value` gives a sharded one another local shard."""
         self.tensors.append(tensor)
         if "part" in vars(tensor):
-            self.reader(partial(itemgetter("part", "part"), vars(tensor)), f"{name}.data")
+            self.add_results(partial(itemgetter("part", "part"), vars(tensor)), f"{name}.data")
 
-    def is_same(self) -> bool:
+    def is_unchanged(self) -> bool:
         """Returns whether all is as it was.
 
         It runs before every step, over thousands of values: lists, and no generators, which call
@@ -163,7 +163,7 @@ class Held:
                 and list(map(self.metadata_of, self._leaves)) == self._leaf_states
                 and False not in [copy() == then for _, copy, then in self._contents]
             )
-        # A key has gone; a container changes meanwhile; the bases of a class were replaced.
+        # A key was deleted; a container changes meanwhile; the bases of a class were replaced.
         except (KeyError, RuntimeError, TypeError):
             return False
 
@@ -188,24 +188,24 @@ class Held:
         yield from (name for name, copy, then in self._contents if copy() != then)
 
     def _changed_values(self) -> Iterable[str]:
-        place = 0
+        position = 0
         for read in self._readers:
             try:
                 values = tuple(read())
             except KeyError:
-                yield _shown(*self._names[place])
+                yield _shown(*self._names[position])
                 return
             for value in values:
-                if not _is_equal(value, self._values[place]):
-                    yield _shown(*self._names[place])
-                place += 1
-        place = 0
+                if not _is_equal(value, self._values[position]):
+                    yield _shown(*self._names[position])
+                position += 1
+        position = 0
         for name, iterate in zip(self._member_names, self._iterators, strict=True):
             for member in iterate():
-                if place == len(self._flat) or not _is_equal(member, self._flat[place]):
+                if position == len(self._flat) or not _is_equal(member, self._flat[position]):
                     yield name
                     return
-                place += 1
+                position += 1
 
 
 def _or_absent(read: Callable[[], Any]) -> tuple[Any]:
