@@ -17,8 +17,7 @@ from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.job.threads import check_thread
 from shardcore.adapters.torch_private import collectives
 from shardcore.domain.layout import Layout
-from shardcore.domain.steps.gradient_buckets import BUCKET_BYTES
-from shardcore.domain.steps.gradient_layouts import as_target, sharded_like
+from shardcore.domain.steps.gradients import BUCKET_BYTES, as_target, sharded_like
 from shardcore.ports.measurement.trace_context import gradients_apart_scope, reduction_scope
 
 GRADIENTS = "all_reduce of gradients"

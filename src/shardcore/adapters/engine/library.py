@@ -23,7 +23,7 @@ from shardcore.adapters.job.threads import communicating
 from shardcore.domain.errors import StrategyError
 from shardcore.domain.layout import Layout
 from shardcore.domain.machines.collective_cost import Costs, Link, links_of
-from shardcore.domain.steps.gradient_layouts import is_reduced_at_output, layout_at_output
+from shardcore.domain.steps.gradients import is_reduced_at_output, layout_at_output
 from shardcore.domain.steps.held_weights import PER_STEP, PER_USE
 from shardcore.ports.world import World
 

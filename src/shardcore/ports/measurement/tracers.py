@@ -6,8 +6,7 @@ from typing import Any, Protocol
 
 from shardcore.domain.explanation.reasons import CollectiveFacts
 from shardcore.domain.mesh import Mesh
-from shardcore.domain.steps.events import Stored, TracedStep
-from shardcore.domain.steps.memory import Allocation, Kind
+from shardcore.domain.steps.events import Allocation, Kind, Stored, TracedStep
 from shardcore.ports.types import TensorT_contra
 
 

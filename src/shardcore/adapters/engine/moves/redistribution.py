@@ -14,8 +14,7 @@ from shardcore.domain.derived_layouts import layout_on_first_ranks, newly_sharde
 from shardcore.domain.layout import Layout
 from shardcore.domain.redistribution.exchange import Exchange
 from shardcore.domain.redistribution.plan import Step
-from shardcore.domain.redistribution.segments import without_segments
-from shardcore.domain.redistribution.stages import stages
+from shardcore.domain.redistribution.segments import stages, without_segments
 from shardcore.domain.strides import Order, inverse, memory_order, strides_in
 from shardcore.ports.measurement.trace_context import Move, redistribution_scope
 
