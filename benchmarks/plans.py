@@ -78,10 +78,10 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 def _machine(_rank: int) -> Machine:
     import shardcore
-    from shardcore.bootstrap import measuring
+    from shardcore.bootstrap import machines
 
     shardcore.install()
-    return measuring.measure("here")
+    return machines.measure("here")
 
 
 def _predicted(case: Case, ranks: int, machine: Machine) -> list[Priced]:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from shardcore.adapters import torch_private
-from shardcore.ports.measurement.trace_context import layer_scope
+from shardcore.ports.measurement import layer_scope
 from shardcore.reporting.logs import log_of
 
 logger = log_of("operators")

@@ -34,7 +34,7 @@ from shardcore.binding.variables import adoption, initial, quantized, variable
 from shardcore.domain.errors import StrategyError
 from shardcore.ports.capture import StepCapture
 from shardcore.ports.strategy import StrategyEntry
-from shardcore.ports.update_on_device import OpenUpdateOnDevice
+from shardcore.ports.types import OpenUpdateOnDevice
 from shardcore.ports.world import Processes
 
 

@@ -18,7 +18,7 @@ from shardcore.binding.keras_private.variables import set_tensor, tensor_of
 from shardcore.binding.prefetch import Prefetch
 from shardcore.binding.types import Original, TorchStrategy
 from shardcore.domain.layout import Layout, PartialAxes
-from shardcore.ports.measurement.trace_context import reduction_scope
+from shardcore.ports.measurement import reduction_scope
 from shardcore.ports.world import World
 
 

@@ -51,10 +51,10 @@ def plan(model: object, mesh: object, devices: int | None, options: Mapping[str,
 
 def _search(request: TraceRequest, devices: int, machine: Machine, facts: LayerFacts) -> Ranking:
     """Returns the ranking, of another process if one that is forked from this could not trace."""
-    from shardcore.adapters.job import forks
+    from shardcore.adapters.job import forked_ranks
 
     arguments = (request, devices, machine, facts)
-    if forks.can_compute():
+    if forked_ranks.can_compute():
         return search.search(*arguments)
     return launching.run_separately("plan(policy='auto')", search.search, *arguments)
 

@@ -38,14 +38,16 @@ def launch(
     start: StartMethod | None,
 ) -> list[_Result]:
     """Returns what a function returns on new ranks: see `shardcore.launch`."""
-    from shardcore.adapters.job import forked_ranks, forks
+    from shardcore.adapters.job import forked_ranks
     from shardcore.adapters.job.started_ranks import Case
 
     _check(start)
     case = Case(function, arguments, passes_rank=False)
-    if start == "spawn" or (start is None and (forks.has_devices() or not forks.can_compute())):
+    if start == "spawn" or (
+        start is None and (forked_ranks.has_devices() or not forked_ranks.can_compute())
+    ):
         return _spawn("launch()", case, devices, _rank_rules())
-    if start == "fork" and not forks.can_compute():
+    if start == "fork" and not forked_ranks.can_compute():
         raise EnvironmentProblem(
             "launch(start='fork') forks this process, and torch was used in it in a way that no "
             "forked process can go on with: for CUDA, as the import of Keras does, or for a "
@@ -56,9 +58,9 @@ def launch(
 
 def run_ranks(case: "Case[_Result]", world_size: int) -> list[_Result]:
     """Runs a case on ranks that are forked, or on new interpreters if those could not compute."""
-    from shardcore.adapters.job import forked_ranks, forks
+    from shardcore.adapters.job import forked_ranks
 
-    if forks.can_compute():
+    if forked_ranks.can_compute():
         return forked_ranks.run(case, world_size)
     return _spawn("run_ranks()", case, world_size, _rank_rules())
 
@@ -76,13 +78,13 @@ def run_separately(call: str, function: Callable[..., _Result], *arguments: obje
     Raises:
         ShardcoreError: What the function raises.
     """
-    from shardcore.adapters.job import forked_ranks, forks
+    from shardcore.adapters.job import forked_ranks
     from shardcore.adapters.job.started_ranks import Case
     from shardcore.adapters.launch.payload import Rules
 
     work = partial(_result_or_error, function)
     case = Case(work, arguments, keeps_session=True, passes_rank=False)
-    if forks.can_compute():
+    if forked_ranks.can_compute():
         (result,) = forked_ranks.run(case, 1)
     else:
         (result,) = _spawn(call, case, 1, Rules(moves_tensors=True), _WITHOUT_DEVICES)
@@ -108,10 +110,10 @@ def _spawn(
     environment: Mapping[str, str] | None = None,
 ) -> list[_Result]:
     from shardcore.adapters.job.forked_ranks import workspace_for
-    from shardcore.adapters.launch import held_memory, new_ranks
+    from shardcore.adapters.launch import new_ranks, process_state
 
     with workspace_for(world_size) as workspace:
-        held_memory.release()
+        process_state.release()
         StartMessage.write(call, case, workspace, rules)
         return new_ranks.run(workspace, world_size, case.timeout, environment or {})
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from shardcore.domain.errors import PluginError
-from shardcore.reporting.waiting import waiting
+from shardcore.reporting.errors import waiting
 
 T = TypeVar("T")
 

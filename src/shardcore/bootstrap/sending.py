@@ -56,7 +56,7 @@ class StartMessage:
         """
         import cloudpickle
 
-        from shardcore.adapters.launch import payload, variables
+        from shardcore.adapters.launch import payload
         from shardcore.adapters.launch.process_state import ProcessState
 
         objects = _custom_objects()
@@ -66,10 +66,10 @@ class StartMessage:
             )
         except Exception as error:  # noqa: BLE001 - whatever the values of the user raise
             named = {"the function": case.function}
-            named |= variables.arguments_of(case.function, case.arguments)
+            named |= payload.arguments_of(case.function, case.arguments)
             if objects is not None:
                 named |= {f"custom object {name!r}": of for name, of in objects.by_name.items()}
-            raise variables.not_sent(call, named, rules, error) from None
+            raise payload.not_sent(call, named, rules, error) from None
         sent = StartMessage(
             attrs.evolve(case, function=_placeholder, arguments=()),
             workspace,

@@ -9,8 +9,8 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from shardcore import api, bootstrap, plan_api
-from shardcore.bootstrap import machines, measuring
-from shardcore.cli import checkpoints, plans, ranks
+from shardcore.bootstrap import machines
+from shardcore.cli import checkpoints, plans, scripts
 from shardcore.cli.arguments import (
     DEFAULT_POLICY,
     UsageError,
@@ -85,7 +85,7 @@ def _explain(options: argparse.Namespace) -> tuple[int, str]:
     mesh = None if options.mesh is None else parse_mesh(options.mesh, options.axes)
     settings = dict(map(parse_option, options.option))
     api.install(options.strategy)
-    ranks.simulate_for(mesh, options)
+    scripts.simulate_for(mesh, options)
     script = load_script(file)
     batch = function_of(script, options.batch, BATCH)
     if mesh is not None:
@@ -116,7 +116,7 @@ def _verify(options: argparse.Namespace) -> tuple[int, str]:
 def _measure(options: argparse.Namespace) -> tuple[int, str]:
     api.install()
     file = Path(options.file)
-    machine = measuring.measure(file.stem)
+    machine = machines.measure(file.stem)
     if bootstrap.installation().processes.rank != 0:
         return 0, ""
     machines.write(machine, file)

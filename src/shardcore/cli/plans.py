@@ -8,7 +8,7 @@ from typing import Any
 
 from shardcore import api, bootstrap, plan_api
 from shardcore.bootstrap import auto
-from shardcore.cli import ranks
+from shardcore.cli import scripts
 from shardcore.cli.arguments import (
     DEFAULT_BATCH,
     DEFAULT_POLICY,
@@ -68,7 +68,7 @@ def _plan(options: argparse.Namespace) -> tuple[int, str]:
     policy = options.policy or DEFAULT_POLICY
     api.install()
     if options.memory:
-        ranks.simulate(mesh.size, "--memory")
+        scripts.simulate(mesh.size, "--memory")
     elif resolve_job(environ=os.environ) is None:
         bootstrap.simulate(mesh.size)  # for a function that makes a mesh of all devices
     script = load_script(file)

@@ -9,7 +9,7 @@ expert is complete on its rank, and is summed over the other axes of the batch o
 from shardcore.domain.errors import PolicyError
 from shardcore.domain.mesh import Mesh
 from shardcore.policies import fully_sharded
-from shardcore.policies.layers.experts import Bank, bank_of, einsum_bank
+from shardcore.policies.layers.linear import Bank, bank_of, einsum_bank
 from shardcore.policies.specs import SMALL, all_replicated, sharded
 from shardcore.ports.model import LayerFacts
 from shardcore.ports.policy import Choice

@@ -8,8 +8,7 @@ import attrs
 
 from shardcore.domain.mesh import Mesh
 from shardcore.policies.layers.attention import attentions
-from shardcore.policies.layers.experts import Bank, bank_of
-from shardcore.policies.layers.linear import Linear
+from shardcore.policies.layers.linear import Bank, Linear, bank_of
 from shardcore.policies.layers.regions import Region, block_regions, graph_heads, graph_regions
 from shardcore.policies.specs import SMALL, all_replicated, model_axis, saves, sharded
 from shardcore.ports.model import LayerFacts, VariableFacts

@@ -1,9 +1,11 @@
-"""Uncaught errors of the user's own code, shown without the frames of this package."""
+"""Uncaught errors without the frames of this package, and lines about waits that take long."""
 
 import logging
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from traceback import walk_stack
@@ -127,3 +129,30 @@ def _owner(file: str) -> str:
     if file == "<frozen runpy>":
         return "python -m"
     return "library" if any(folder in file for folder in LIBRARIES) else "user"
+
+
+# The seconds after which a wait is not silent any more.
+WAIT_SECONDS = 5.0
+
+
+@contextmanager
+def waiting(what: str, limit: float) -> Iterator[None]:
+    """Opens a wait for `limit` seconds at most; if it takes long, a line on standard error says so.
+
+    Args:
+        what: Who waits for what: "Rank 1 waits for rank 0".
+        limit: The most seconds.
+
+    Example:
+        >>> with waiting("Rank 1 waits for rank 0", limit=60.0):
+        ...     pass
+    """
+    end = time.strftime("%H:%M:%S", time.localtime(time.time() + limit))
+    text = f"{what}, at most until {end} ({limit:.0f} seconds in all).\n"
+    timer = threading.Timer(WAIT_SECONDS, say, (text,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 from rich.table import Table
 
-from shardcore.domain.steps.memory import Kind
+from shardcore.domain.steps.events import Kind
 from shardcore.reporting.tables import Column, Report, build, human_bytes
 
 COLUMNS = (Column("memory of a rank"), Column("bytes", right=True), Column("of", "below"))

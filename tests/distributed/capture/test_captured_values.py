@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from shardcore.adapters.capture.passes import checks
 from shardcore.adapters.capture.passes.checks import with_checks
-from shardcore.adapters.capture.passes.communication.overlap import with_late_waits
+from shardcore.adapters.capture.passes.collectives import with_late_waits
 from shardcore.adapters.torch_private import collectives
 from shardcore.binding.captured import cache
 from shardcore.testing import run_ranks

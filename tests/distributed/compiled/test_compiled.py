@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.capture.passes import run_passes_for_compiler
-from shardcore.adapters.capture.passes.communication.overlap import with_late_waits
+from shardcore.adapters.capture.passes.collectives import with_late_waits
 from shardcore.adapters.capture.passes.inductor import with_reshapes
 from shardcore.adapters.capture.recording.recorder import Recorder
 from shardcore.adapters.capture.running.generated import graph_of

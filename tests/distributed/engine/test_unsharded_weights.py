@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import shardcore
-from shardcore.adapters.engine.moves.redistribution import Redistribution
 from shardcore.adapters.engine.redistributed import UnshardedWeights
+from shardcore.adapters.engine.redistribution import Redistribution
 from shardcore.domain.layout import Layout
 from shardcore.domain.steps.held_weights import WeightSize
 from shardcore.testing import count_collectives, run_ranks

@@ -10,13 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardcore.adapters.job import devices, exchange, process_group
+from shardcore.adapters.job import devices, exchange, process_group, rendezvous
 from shardcore.adapters.job.forked_ranks import free_port
-from shardcore.adapters.job.start import start_problem
 from shardcore.adapters.torch_private import runs_on_gloo
 from shardcore.domain.errors import EnvironmentProblem
 from shardcore.domain.job import Job, resolve_job
-from shardcore.reporting import waiting
+from shardcore.reporting import errors
 from shardcore.testing import run_ranks
 from tests import warm
 
@@ -115,7 +114,7 @@ LIMIT = r"at most until \d\d:\d\d:\d\d \(1 seconds in all\)\.\n"
 
 
 def test_ranks_that_never_come_are_reported_with_the_remedy(monkeypatch, capfd):
-    monkeypatch.setattr(waiting, "SECONDS", 0.2)
+    monkeypatch.setattr(errors, "WAIT_SECONDS", 0.2)
 
     def program(rank):
         job = Job(0, 2, 0, "127.0.0.1", free_port())
@@ -132,7 +131,7 @@ def test_ranks_that_never_come_are_reported_with_the_remedy(monkeypatch, capfd):
 
 
 def test_a_port_that_accepts_and_never_answers_is_an_error_after_the_timeout(monkeypatch, capfd):
-    monkeypatch.setattr(waiting, "SECONDS", 0.2)
+    monkeypatch.setattr(errors, "WAIT_SECONDS", 0.2)
 
     def program(rank):
         with socket.create_server(("127.0.0.1", 0)) as other:
@@ -168,7 +167,7 @@ def test_all_ranks_say_which_rank_names_a_wrong_interface_and_what_its_host_has(
 
 
 def test_a_wrong_interface_is_said_also_if_the_others_never_come(monkeypatch):
-    monkeypatch.setattr(start_problem, "TELL_LIMIT", timedelta(seconds=1))
+    monkeypatch.setattr(rendezvous, "TELL_LIMIT", timedelta(seconds=1))
 
     def program(rank):
         os.environ["GLOO_SOCKET_IFNAME"] = "nonexistent"

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import shardcore
-from shardcore.adapters.job import forks
-from shardcore.adapters.launch import held_memory
+from shardcore.adapters.job import forked_ranks
+from shardcore.adapters.launch import process_state
 from shardcore.domain.errors import EnvironmentProblem
 from shardcore.domain.mesh import Mesh
 from shardcore.testing import run_ranks
@@ -140,8 +140,8 @@ def test_plans_and_estimates_of_another_process_are_those_of_a_fork(monkeypatch)
     search = partial(shardcore.plan, build, policy="auto", devices=2, rows=32)
     batch = np.ones((16, 8), "float32"), torch.ones(16, 4)
     found = []
-    for can_fork in (forks.can_compute, lambda: False):
-        monkeypatch.setattr(forks, "can_compute", can_fork)
+    for can_fork in (forked_ranks.can_compute, lambda: False):
+        monkeypatch.setattr(forked_ranks, "can_compute", can_fork)
         chosen = search(batch=batch)
         memory = shardcore.estimate_memory(plan, build, batch).to_dict()
         found.append((memory, str(chosen), str(chosen.ranking), list(chosen)))
@@ -150,7 +150,7 @@ def test_plans_and_estimates_of_another_process_are_those_of_a_fork(monkeypatch)
 
 
 def test_ranks_of_tests_are_new_interpreters_where_forked_ones_could_not_compute(monkeypatch):
-    monkeypatch.setattr(forks, "can_compute", lambda: False)
+    monkeypatch.setattr(forked_ranks, "can_compute", lambda: False)
 
     def total(rank):
         tensor = torch.tensor([rank + 1.0])
@@ -170,9 +170,9 @@ def test_a_fork_in_which_torch_refuses_to_compute_is_found(monkeypatch, name):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: seen)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
-    assert forks.can_compute()
+    assert forked_ranks.can_compute()
     monkeypatch.setattr(name, refused)
-    assert not forks.can_compute()
+    assert not forked_ranks.can_compute()
     with pytest.raises(EnvironmentProblem, match="Leave start= out"):
         shardcore.launch(print, 1, start="fork")
 
@@ -184,7 +184,7 @@ def test_this_process_says_what_it_holds_of_a_device(monkeypatch, caplog):
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
     monkeypatch.setattr(torch.cuda, "memory_allocated", [0, 3 * 10**9].__getitem__)
     with caplog.at_level("WARNING", "shardcore.launch"):
-        held_memory.release()
+        process_state.release()
     (line,) = caplog.messages
     assert "holds 3.00 GB of device cuda:1" in line
     assert emptied == [1]

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 
 from shardcore.adapters.engine.library import open_engine
-from shardcore.adapters.engine.moves.redistribution import local_shard
+from shardcore.adapters.engine.redistribution import local_shard
 from shardcore.adapters.engine.tensor_classes.dtensors import DTensors
 from shardcore.adapters.engine.tensor_classes.local_shards import LocalShards
 from shardcore.domain.layout import Layout

@@ -3,9 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from shardcore.adapters.capture.passes.communication.overlap import (
-    with_late_waits,
-)
+from shardcore.adapters.capture.passes.collectives import with_late_waits
 from shardcore.adapters.torch_private import collectives
 from shardcore.testing import run_ranks
 from tests.traces import changed

@@ -5,9 +5,9 @@ import gc
 import torch
 import torch.distributed as dist
 
-from shardcore.adapters.capture.passes.communication.overlap import with_late_waits
-from shardcore.adapters.capture.passes.communication.sums import Memories, in_buckets
-from shardcore.adapters.capture.passes.memory.reuse import with_operands_reused
+from shardcore.adapters.capture.passes.collectives import with_late_waits
+from shardcore.adapters.capture.passes.memory import with_operands_reused
+from shardcore.adapters.capture.passes.sums import Memories, in_buckets
 from shardcore.adapters.capture.recording.recorder import Recorder
 from shardcore.adapters.capture.running.generated import function_of
 from shardcore.adapters.torch_private import collectives

@@ -3,8 +3,8 @@
 import keras
 import torch
 
-from shardcore.adapters.capture.passes.communication.overlap import with_late_waits
-from shardcore.adapters.capture.passes.memory.reuse import with_operands_reused
+from shardcore.adapters.capture.passes.collectives import with_late_waits
+from shardcore.adapters.capture.passes.memory import with_operands_reused
 from shardcore.adapters.capture.recording.recorder import Recorder
 from shardcore.testing import run_ranks
 from tests.traces import highest

@@ -6,13 +6,13 @@ import torch
 import torch.distributed as dist
 
 from shardcore.adapters.capture.passes import run_passes
-from shardcore.adapters.capture.passes.communication.gathers import with_regathers
-from shardcore.adapters.capture.passes.communication.overlap import (
+from shardcore.adapters.capture.passes.collectives import (
     with_early_starts,
     with_late_waits,
+    with_regathers,
 )
-from shardcore.adapters.capture.passes.communication.sums import Memories
-from shardcore.adapters.capture.passes.memory.reuse import with_operands_reused
+from shardcore.adapters.capture.passes.memory import with_operands_reused
+from shardcore.adapters.capture.passes.sums import Memories
 from shardcore.adapters.capture.trace.analyses import live_bytes
 from shardcore.adapters.capture.trace.trace import Call
 from shardcore.adapters.torch_private import collectives

@@ -15,7 +15,7 @@ from shardcore.bootstrap.search.repeats import Repeats, trace_steps
 from shardcore.bootstrap.search.traces import TraceRequest
 from shardcore.domain.mesh import Mesh
 from shardcore.policies.candidates import Candidate
-from shardcore.policies.layers.groups import layer_groups
+from shardcore.policies.layers.regions import layer_groups
 from shardcore.testing import run_ranks
 from tests.distributed.planning.traced_models import (
     BATCHES,

@@ -6,7 +6,7 @@ import pytest
 
 import shardcore
 from shardcore.adapters.measurement import rates
-from shardcore.bootstrap import measuring
+from shardcore.bootstrap import machines
 from shardcore.domain.errors import MachineError
 from shardcore.domain.machines.collective_cost import BETWEEN_HOSTS, KINDS, WITHIN_A_HOST
 from shardcore.testing import run_ranks
@@ -17,7 +17,7 @@ def measured(rank, hosts):
     rates._SECONDS = 0.02
     socket.gethostname = lambda: hosts[rank]
     shardcore.install()
-    return measuring.measure("mine")
+    return machines.measure("mine")
 
 
 @pytest.mark.parametrize("hosts", ["aa", "ab"])

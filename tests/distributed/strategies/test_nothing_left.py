@@ -86,7 +86,7 @@ def run(ranks, *arguments, folder):
 
 # torch joins a job once: the process group stays, and is ended with the interpreter.
 OF_A_JOB = (
-    "functions at exit,shardcore.adapters.failure.store_host._RANKS,"
+    "functions at exit,shardcore.adapters.failure.store._RANKS,"
     "shardcore.adapters.job.signed_store._SECRETS"
 )
 # Nothing is loaded before: torch registers operators and functions as it is imported.

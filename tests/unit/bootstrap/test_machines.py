@@ -5,7 +5,7 @@ import pytest
 
 from shardcore.bootstrap import machines
 from shardcore.domain.errors import MachineError
-from shardcore.domain.machines.known import known_machines
+from shardcore.domain.machines.machine import known_machines
 
 TOML = """
 name = "mine"

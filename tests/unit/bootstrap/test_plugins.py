@@ -13,7 +13,7 @@ from shardcore import bootstrap
 from shardcore.bootstrap import plugin_calls, plugins
 from shardcore.domain.errors import EnvironmentProblem, StrategyError
 from shardcore.ports.strategy import StrategyEntry
-from shardcore.reporting import waiting
+from shardcore.reporting import errors
 from tests.plugins.packages import write_package
 
 HEAD = """\
@@ -223,7 +223,7 @@ def test_a_hook_that_hangs_is_said_to_and_is_ended(packages, monkeypatch, capsys
     body = "while True: time.sleep(0.01)"
     write_package(packages, "more-strategies", "import time\n" + hook(body))
     monkeypatch.setattr(plugin_calls, "SECONDS", 1.0)
-    monkeypatch.setattr(waiting, "SECONDS", 0.2)
+    monkeypatch.setattr(errors, "WAIT_SECONDS", 0.2)
     before = set(threading.enumerate())
     plugins.load()
     said = (

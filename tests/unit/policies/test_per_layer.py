@@ -7,7 +7,7 @@ import pytest
 from shardcore.domain.errors import PolicyError
 from shardcore.domain.mesh import Mesh
 from shardcore.policies import hybrid_sharded, per_layer
-from shardcore.policies.layers.groups import layer_groups
+from shardcore.policies.layers.regions import layer_groups
 from shardcore.ports.model import LayerFacts, VariableFacts
 
 MESH = Mesh((2, 4, 2), ("replica", "shard", "model"))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import attrs
 
-from shardcore.adapters.checkpoints import regular
+from shardcore.adapters.checkpoints import folders
 from shardcore.domain.checkpoints import bounds
 from shardcore.domain.checkpoints.grid import Box, consecutive_runs
 from shardcore.domain.checkpoints.header import PREFIX, Entry, entries_of
@@ -117,7 +117,7 @@ def open_file(path: Path, checksum: str | None = None) -> Iterator[SafetensorsFi
     Raises:
         CheckpointError: If it is not.
     """
-    descriptor = regular.open_descriptor(path)
+    descriptor = folders.open_descriptor(path)
     try:
         if checksum is not None and _checksum_of(descriptor) != checksum:
             raise CheckpointError(

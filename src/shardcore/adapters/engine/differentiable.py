@@ -10,7 +10,7 @@ import torch
 
 from shardcore.adapters.engine import redistributed
 from shardcore.adapters.engine.engine import Engine
-from shardcore.adapters.engine.moves.redistribution import full, in_layout, local_shard
+from shardcore.adapters.engine.redistribution import full, in_layout, local_shard
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import refresh
 from shardcore.domain.layout import Layout

@@ -9,17 +9,16 @@ import torch
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.capture.recording.recorder import Recorder, recording
+from shardcore.adapters.engine import redistribution_steps
 from shardcore.adapters.engine.differentiable import gradient_in
 from shardcore.adapters.engine.engine import Engine
-from shardcore.adapters.engine.moves import steps
-from shardcore.adapters.engine.moves.redistribution import in_layout
+from shardcore.adapters.engine.redistribution import in_layout
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.job.threads import check_thread
 from shardcore.adapters.torch_private import collectives
 from shardcore.domain.layout import Layout
-from shardcore.domain.steps.gradient_buckets import BUCKET_BYTES
-from shardcore.domain.steps.gradient_layouts import as_target, sharded_like
-from shardcore.ports.measurement.trace_context import gradients_apart_scope, reduction_scope
+from shardcore.domain.steps.gradients import BUCKET_BYTES, as_target, sharded_like
+from shardcore.ports.measurement import gradients_apart_scope, reduction_scope
 
 GRADIENTS = "all_reduce of gradients"
 _HOOK = "change gradients in train_step, after the backward pass"
@@ -160,9 +159,11 @@ def _start(gradients: Sequence[object]) -> Callable[[], Sequence[Any]]:
     started = collectives.all_reduce(flat, "sum", first)
 
     def wait() -> Sequence[Any]:
-        summed = steps.wait(started, GRADIENTS)
+        summed = redistribution_steps.wait(started, GRADIENTS)
         for group in rest:
-            summed = steps.wait(collectives.all_reduce(summed, "sum", group), GRADIENTS)
+            summed = redistribution_steps.wait(
+                collectives.all_reduce(summed, "sum", group), GRADIENTS
+            )
         sums = torch.split(summed, [part.numel() for part in parts]) if parts[1:] else [summed]
         done = {}
         for gradient, values in zip(pending, sums, strict=True):

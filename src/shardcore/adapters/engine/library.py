@@ -12,10 +12,9 @@ import torch.distributed as dist
 
 from shardcore.adapters.engine import differentiable, gradients, redistributed
 from shardcore.adapters.engine.engine import Engine, TensorClasses, process_groups
-from shardcore.adapters.engine.moves.gathering import GATHERED_BYTES, gather_in_pieces
-from shardcore.adapters.engine.moves.redistribution import full, reduced
-from shardcore.adapters.engine.operators.movement.indices import read_indices_by_operators
+from shardcore.adapters.engine.operators.views import read_indices_by_operators
 from shardcore.adapters.engine.redistributed import UnshardedWeights
+from shardcore.adapters.engine.redistribution import GATHERED_BYTES, full, gather_in_pieces, reduced
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import shard_like
 from shardcore.adapters.job import exchange, process_group
@@ -23,7 +22,7 @@ from shardcore.adapters.job.threads import communicating
 from shardcore.domain.errors import StrategyError
 from shardcore.domain.layout import Layout
 from shardcore.domain.machines.collective_cost import Costs, Link, links_of
-from shardcore.domain.steps.gradient_layouts import is_reduced_at_output, layout_at_output
+from shardcore.domain.steps.gradients import is_reduced_at_output, layout_at_output
 from shardcore.domain.steps.held_weights import PER_STEP, PER_USE
 from shardcore.ports.world import World
 

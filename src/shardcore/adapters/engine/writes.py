@@ -12,7 +12,7 @@ import torch
 from shardcore.adapters import fallback, torch_private
 from shardcore.adapters.capture.recording.functions import REPLACES_MEMORY
 from shardcore.adapters.capture.recording.recorder import recording
-from shardcore.adapters.engine.moves.redistribution import full, in_layout, local_shard, reduced
+from shardcore.adapters.engine.redistribution import full, in_layout, local_shard, reduced
 from shardcore.adapters.engine.tensor import Copied, Memory, ShardedTensor, is_dense
 from shardcore.adapters.torch_private import is_view, tree_leaves, tree_map_only, written_operands
 from shardcore.adapters.torch_private.operators import Operator

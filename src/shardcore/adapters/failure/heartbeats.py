@@ -12,9 +12,9 @@ from typing import Generic, TypeVar
 
 from attrs import asdict, frozen
 
-from shardcore.adapters.failure import store_host
 from shardcore.adapters.failure.main_thread import ThreadState
 from shardcore.adapters.failure.neighbours import Neighbours
+from shardcore.adapters.failure.store import describe_host
 from shardcore.adapters.job import exchange, process_group
 from shardcore.adapters.job.signed_store import SignedStore
 from shardcore.domain.errors import RankMismatchError, ShardcoreError
@@ -70,7 +70,7 @@ def look_with_timeout(
 def describe_awaited(connect: Callable[[], SignedStore]) -> str:
     """Describes for whom the ranks wait, also if the store of `connect` does not answer."""
     seen = look_with_timeout(connect, others())
-    return f"{store_host.describe()} which does not answer" if seen is None else seen.late()
+    return f"{describe_host()} which does not answer" if seen is None else seen.late()
 
 
 def others() -> list[int]:
@@ -96,7 +96,7 @@ def waited_in_graph() -> RankMismatchError:
     Ranks that wait for a GPU are in no collective of torch, so it is not known who is late.
     """
     seen = look_with_timeout(exchange.store_for_thread, others())
-    places = seen.lines() if seen else f"{store_host.describe()} does not answer"
+    places = seen.lines() if seen else f"{describe_host()} does not answer"
     return RankMismatchError(
         f"Rank {process_group.rank()} waited {process_group.seconds(None):.0f} seconds in a CUDA "
         f"graph with collectives, in which not all ranks took part ({places}). All ranks run the "

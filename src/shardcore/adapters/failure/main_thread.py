@@ -1,4 +1,8 @@
-"""The state of the main thread: its line, and the collective in which it waits."""
+"""The state of the main thread: its line, the collective in which it waits, its cell of a notebook.
+
+A rank of a notebook (ADR 57) goes on after an error of a cell that all ranks have. If one waits for
+another in vain, they are no longer at one point of the program: the error ends all ranks then.
+"""
 
 import sys
 import threading
@@ -11,6 +15,9 @@ from types import FrameType
 
 import attrs
 
+from shardcore.adapters.failure.end import headline_of
+from shardcore.adapters.job import exchange
+from shardcore.adapters.job.signed_store import SignedStore
 from shardcore.adapters.torch_private import collectives
 from shardcore.reporting.errors import CAPTURED, user_line
 
@@ -76,3 +83,36 @@ def _is_collective(frame: FrameType | None) -> bool:
         [caller.f_code.co_filename for caller, _ in islice(walk_stack(frame), 8)] if frame else []
     )
     return any(part in file for file in files for part in _FILES)
+
+
+@attrs.define
+class Cell:
+    """The error with which the cell has ended: the main thread notes it, the watch publishes it.
+
+    Attributes:
+        headline: The error in a line; empty if there is none, or while a cell runs.
+    """
+
+    headline: str = attrs.field(default="", init=False)
+    _waited_in_vain: bool = attrs.field(default=False, init=False)
+
+    def note(self, error: BaseException | None) -> None:
+        """Notes the error of the cell; None if there is none, or if another cell begins."""
+        self._waited_in_vain = getattr(error, "waited_in_vain", False)
+        self.headline = "" if error is None else headline_of(type(error), error)
+
+    @property
+    def status(self) -> str:
+        """The status of the rank after the error, as a predicate; empty without one."""
+        return f"has ended its cell with {self.headline}" if self.headline else ""
+
+    def ends_all(self, shared: SignedStore) -> bool:
+        """Returns whether this rank has waited in vain, or another one waits in a collective.
+
+        Nothing can interrupt a collective.
+        """
+        if not self.headline:
+            return False
+        return self._waited_in_vain or any(
+            map(is_in_collective, exchange.statuses(shared).values())
+        )

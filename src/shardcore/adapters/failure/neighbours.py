@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import attrs
 
-from shardcore.adapters.failure import store_host
+from shardcore.adapters.failure import store
 from shardcore.adapters.job import exchange
 
 
@@ -76,8 +76,8 @@ class Neighbours:
         own, shared = HostProcess.own(), exchange.store()
         shared.set(f"pid/{rank}", str(own.pid).encode())
         name = uuid4().hex if rank == 0 else ""
-        everyone = exchange.gather((name, own.host, store_host.is_here()))
-        store_host.remember(
+        everyone = exchange.gather((name, own.host, store.host_is_here()))
+        store.remember_host_ranks(
             [other for other, (_, _, has_store) in enumerate(everyone) if has_store]
         )
         near = [

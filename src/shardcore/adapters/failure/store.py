@@ -5,10 +5,15 @@ It is a few keys, which any number of ranks reads by a constant number of reques
 
 import json
 import signal
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+from weakref import WeakKeyDictionary
 
+import torch.distributed as dist
 from attrs import asdict, field, frozen, validators
 
-from shardcore.adapters.failure import store_host
 from shardcore.adapters.job.signed_store import SignedStore
 
 # The exit code of a process that SIGTERM ends, as shells have it.
@@ -43,7 +48,7 @@ def silent(rank: int) -> Failure:
 def no_answer(seconds: float) -> Failure:
     """Returns the failure of a store that does not answer: its host may have stopped or died."""
     text = (
-        f"{store_host.describe()} has not answered for {seconds:.0f} seconds: the host has "
+        f"{describe_host()} has not answered for {seconds:.0f} seconds: the host has "
         "ended, the process that holds the store is stopped, or the network stalls"
     )
     return Failure(0, text)
@@ -51,7 +56,7 @@ def no_answer(seconds: float) -> Failure:
 
 def lost() -> Failure:
     """Returns the failure of the store's host, whose connection has ended."""
-    return Failure(0, f"the connection to {store_host.describe()} has ended")
+    return Failure(0, f"the connection to {describe_host()} has ended")
 
 
 @frozen
@@ -115,3 +120,49 @@ class FailureStore:
 
 def _failure(text: bytes) -> Failure:
     return Failure(**json.loads(text))
+
+
+_RANKS: WeakKeyDictionary[Any, tuple[int, ...]] = WeakKeyDictionary()
+
+
+def host_is_here() -> bool:
+    """Returns whether this host has the address of the store."""
+    host = getattr(_store(), "host", "")
+    with suppress(OSError):  # the name of the host is not resolved here
+        return any(_has(family, address[0]) for family, _, _, _, address in _addresses(host))
+    return False
+
+
+def remember_host_ranks(ranks: Sequence[int]) -> None:
+    """Notes which ranks are on the host of the store."""
+    _RANKS[dist.group.WORLD] = tuple(ranks)
+
+
+def describe_host() -> str:
+    """Returns where the store is, with the ranks that are there, if they are known."""
+    store = _store()
+    at = f" at {store.host}:{store.port}" if hasattr(store, "host") else ""
+    ranks = _RANKS.get(dist.group.WORLD, ())
+    numbers = ", ".join(map(str, ranks))
+    where = f", on the host of rank{'s' * (len(ranks) > 1)} {numbers}," if ranks else ""
+    return f"the store{at}{where}"
+
+
+def _store() -> Any:
+    group: Any = dist.group.WORLD  # the stubs of torch lack the store
+    store = group.get_group_store()
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return store
+
+
+def _addresses(host: str) -> Sequence[Any]:
+    return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM) if host else []
+
+
+def _has(family: int, address: str) -> bool:
+    """Returns whether this host has the address: only then can a socket be bound to it."""
+    with suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as tried:
+        tried.bind((address, 0))
+        return True
+    return False

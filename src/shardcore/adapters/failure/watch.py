@@ -21,10 +21,9 @@ from itertools import count
 from types import TracebackType
 
 from shardcore.adapters.failure import heartbeats
-from shardcore.adapters.failure.cell import Cell
 from shardcore.adapters.failure.end import End, continues, headline_of, leave, store_may_be_gone
 from shardcore.adapters.failure.interrupt import Interrupt
-from shardcore.adapters.failure.main_thread import MainThread
+from shardcore.adapters.failure.main_thread import Cell, MainThread
 from shardcore.adapters.failure.neighbours import Neighbours
 from shardcore.adapters.failure.store import (
     TERMINATED,

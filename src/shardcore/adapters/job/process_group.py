@@ -2,8 +2,8 @@
 
 gloo on CPU. On CUDA NCCL moves tensors, and gloo small host objects; ranks that share a device use
 gloo alone, unless the user lets NCCL share it. Launch and rendezvous are those of torch; rank 0
-opens the socket of its store (`start.own_store`). This module gives torch no `device_id`: a group
-that is bound to a device has subgroups only if all ranks create each of them.
+opens the socket of its store (`rendezvous.open_store`). This module gives torch no `device_id`: a
+group that is bound to a device has subgroups only if all ranks create each of them.
 """
 
 import os
@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from shardcore.adapters.job import devices
-from shardcore.adapters.job.start import interfaces, own_store, start_name, start_problem
+from shardcore.adapters.job import devices, rendezvous
 from shardcore.adapters.torch_private import collectives
 from shardcore.domain.errors import EnvironmentProblem
 from shardcore.domain.job import Job
-from shardcore.reporting.waiting import waiting
+from shardcore.reporting.errors import waiting
 
 if TYPE_CHECKING:  # a torch without torch.distributed has no stores
     from torch.distributed.distributed_c10d import Store
@@ -171,12 +170,12 @@ def _init(job: Job, timeout: float, init_method: str) -> None:
 
 def _join(job: Job, timeout: float, init_method: str) -> None:
     backend, limit = devices.backend(job), timedelta(seconds=timeout)
-    problem = interfaces.problem(job.rank)
+    problem = rendezvous.interface_problem(job.rank)
     if problem:
-        limit = min(limit, start_problem.TELL_LIMIT)
+        limit = min(limit, rendezvous.TELL_LIMIT)
     try:
         store = _rendezvous(job, limit, init_method)
-        problem = start_problem.share(problem, store, job, limit)
+        problem = rendezvous.share_problem(problem, store, job, limit)
         if not problem:
             dist.init_process_group(
                 backend, store=store, rank=job.rank, world_size=job.world_size, timeout=limit
@@ -193,7 +192,7 @@ def _join(job: Job, timeout: float, init_method: str) -> None:
     except RuntimeError as error:
         if "gloo" not in str(error).lower():
             raise
-        raise EnvironmentProblem(interfaces.unreachable(error, job.rank)) from error
+        raise EnvironmentProblem(rendezvous.unreachable(error, job.rank)) from error
     raise EnvironmentProblem(problem)
 
 
@@ -207,17 +206,19 @@ def _rendezvous(job: Job, limit: timedelta, init_method: str) -> "Store":
         DistError: If nothing answers within `limit`.
     """
     from torch.distributed.distributed_c10d import PrefixStore
-    from torch.distributed.rendezvous import rendezvous
+    from torch.distributed.rendezvous import rendezvous as torch_rendezvous
 
     answer: SimpleQueue[Store | Exception] = SimpleQueue()
 
     def connect() -> None:
         try:
             store = (
-                own_store.open_store(job, limit) if init_method == _rendezvous_url(job) else None
+                rendezvous.open_store(job, limit) if init_method == _rendezvous_url(job) else None
             )
             if store is None:
-                store = next(rendezvous(init_method, job.rank, job.world_size, timeout=limit))[0]
+                store = next(
+                    torch_rendezvous(init_method, job.rank, job.world_size, timeout=limit)
+                )[0]
             answer.put(store)
         except Exception as error:  # noqa: BLE001 - raised again on the main thread
             answer.put(error)
@@ -230,7 +231,7 @@ def _rendezvous(job: Job, limit: timedelta, init_method: str) -> "Store":
     if isinstance(store, Exception):
         raise store
     store.set_timeout(limit)
-    return PrefixStore(start_name.agree(store, job, limit), store)
+    return PrefixStore(rendezvous.agree_on_name(store, job, limit), store)
 
 
 def _rendezvous_url(job: Job) -> str:

@@ -10,8 +10,7 @@ from itertools import groupby
 
 from attrs import frozen
 
-from shardcore.adapters.job.signed_store import SignedStore
-from shardcore.adapters.job.store_keys import absent
+from shardcore.adapters.job.signed_store import SignedStore, absent
 
 
 @frozen

@@ -10,7 +10,7 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.domain.steps.memory import Allocation, Kind
+from shardcore.domain.steps.events import Allocation, Kind
 
 
 @attrs.define(eq=False)

@@ -16,6 +16,7 @@ from shardcore.domain.explanation.reasons import CollectiveFacts
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.steps.events import (
     TICK,
+    Allocation,
     BlockSpan,
     Operators,
     Stored,
@@ -25,7 +26,6 @@ from shardcore.domain.steps.events import (
     Work,
 )
 from shardcore.domain.steps.larger_mesh import is_sum
-from shardcore.domain.steps.memory import Allocation
 
 Shares = tuple[tuple[str, int], ...]
 

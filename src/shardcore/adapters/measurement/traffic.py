@@ -12,11 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from shardcore.adapters import fallback, torch_private
 from shardcore.domain.explanation.reasons import CollectiveFacts
-from shardcore.ports.measurement.trace_context import (
-    layer_scope,
-    redistribution_scope,
-    reduction_scope,
-)
+from shardcore.ports.measurement import layer_scope, redistribution_scope, reduction_scope
 
 
 @attrs.frozen

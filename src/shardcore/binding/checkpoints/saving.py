@@ -13,7 +13,7 @@ from shardcore.binding.context import rank_consistency
 from shardcore.binding.context.collective_errors import raise_on_all_ranks
 from shardcore.binding.context.session import Session, Sessions
 from shardcore.binding.variables import adoption
-from shardcore.domain.checkpoints.division import divide, pieces_of_rank
+from shardcore.domain.checkpoints.contents import divide, pieces_of_rank
 from shardcore.domain.checkpoints.index import Index
 from shardcore.domain.errors import StrategyError
 from shardcore.ports.checkpoints import CheckpointStore, Commit, Lease, PendingSave

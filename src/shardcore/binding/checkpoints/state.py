@@ -13,8 +13,7 @@ from shardcore.binding.context import rank_consistency
 from shardcore.binding.context.session import Session, stored_layout
 from shardcore.binding.keras_private.variables import tensor_of
 from shardcore.binding.torch_modules import wrapper
-from shardcore.domain.checkpoints.contents import VariableToLoad
-from shardcore.domain.checkpoints.division import Piece, VariableToStore
+from shardcore.domain.checkpoints.contents import Piece, VariableToLoad, VariableToStore
 from shardcore.domain.errors import CheckpointError
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh

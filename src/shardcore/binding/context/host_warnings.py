@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from shardcore.domain.machines.hosts import crossing_warning
+from shardcore.domain.machines.collective_cost import crossing_warning
 from shardcore.ports.world import World
 from shardcore.reporting.logs import log_of
 

@@ -21,7 +21,7 @@ from shardcore.domain.explanation.advice import advise
 from shardcore.domain.explanation.collectives import merge_equal
 from shardcore.domain.paths.rules import PathRules
 from shardcore.domain.variable_size import VariableSize
-from shardcore.ports.measurement.trace_context import TracerFactory
+from shardcore.ports.measurement import TracerFactory
 from shardcore.reporting.explanation import Explanation
 from shardcore.reporting.plan import PlanReport, plan_report
 

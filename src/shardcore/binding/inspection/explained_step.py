@@ -24,7 +24,7 @@ from shardcore.domain.explanation.collectives import (
     axes_of,
 )
 from shardcore.domain.explanation.reasons import CollectiveFacts
-from shardcore.ports.measurement.trace_context import CollectiveTracer, TracerFactory
+from shardcore.ports.measurement import CollectiveTracer, TracerFactory
 
 
 @attrs.define(eq=False)

@@ -9,9 +9,9 @@ from keras import Model
 from shardcore.binding.checkpoints.state import StateTensor
 from shardcore.binding.context.session import Session, Sessions
 from shardcore.binding.inspection.without_values import build_model, run_step
-from shardcore.domain.checkpoints.division import divide, pieces_of_rank
-from shardcore.domain.steps.memory import highest
-from shardcore.ports.measurement.tracers import MemoryTracer
+from shardcore.domain.checkpoints.contents import divide, pieces_of_rank
+from shardcore.domain.steps.events import highest
+from shardcore.ports.measurement import MemoryTracer
 from shardcore.reporting.memory import MemoryReport
 
 

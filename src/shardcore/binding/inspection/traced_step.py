@@ -21,8 +21,7 @@ from shardcore.domain.errors import PolicyError
 from shardcore.domain.explanation.collectives import axes_of
 from shardcore.domain.explanation.reasons import CollectiveFacts
 from shardcore.domain.steps.events import Stored, TracedStep
-from shardcore.ports.measurement.trace_context import TracerFactory, gradients_apart_scope
-from shardcore.ports.measurement.tracers import EventTracer
+from shardcore.ports.measurement import EventTracer, TracerFactory, gradients_apart_scope
 
 
 @attrs.frozen

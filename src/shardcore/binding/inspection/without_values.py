@@ -16,7 +16,7 @@ from shardcore.binding.data import batches
 from shardcore.binding.inspection.explain import checked_batch
 from shardcore.binding.variables import adoption
 from shardcore.domain.errors import EnvironmentProblem, PolicyError, ShardcoreError
-from shardcore.ports.measurement.tracers import MemoryTracer
+from shardcore.ports.measurement import MemoryTracer
 
 # torch 2.10 to 2.15 says so, and has no name by which to ask before.
 _OF_A_FORK = "autograd's threading in combination with fork"

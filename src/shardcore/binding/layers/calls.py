@@ -16,7 +16,7 @@ from shardcore.binding.training import loops
 from shardcore.binding.types import Original
 from shardcore.binding.variables.adoption import adopt_once
 from shardcore.domain.layout import Layout
-from shardcore.ports.measurement.trace_context import layer_scope
+from shardcore.ports.measurement import layer_scope
 
 
 def layer_call(

@@ -17,7 +17,7 @@ from keras.optimizers import LossScaleOptimizer
 from shardcore.binding import keras_private
 from shardcore.binding.context.session import Sessions
 from shardcore.binding.types import Original
-from shardcore.ports.update_on_device import OpenUpdateOnDevice, UpdateOnDevice
+from shardcore.ports.types import OpenUpdateOnDevice, UpdateOnDevice
 from shardcore.reporting.logs import log_of
 
 logger = log_of("training")

@@ -21,7 +21,7 @@ from shardcore.domain.machines.machine import Machine
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.steps.events import TracedStep
 from shardcore.domain.steps.larger_mesh import RankStep, step_on
-from shardcore.domain.steps.layer_steps import layer_steps
+from shardcore.domain.steps.layers import layer_steps
 from shardcore.domain.steps.repeats import with_all_blocks
 from shardcore.domain.steps.runs import Run
 from shardcore.policies.candidates import Candidate

@@ -1,4 +1,4 @@
 """Redistributions as data: the steps from one layout to another, and exchanges of elements.
 
-Import `plan.plan`, `stages.stages`, `exchange.Exchange` and the functions of `segments`.
+Import `plan.plan`, `exchange.Exchange`, `segments.stages` and the other functions of `segments`.
 """

@@ -9,8 +9,8 @@ import attrs
 
 from shardcore.domain.machines.collective_cost import bytes_sent, slowest
 from shardcore.domain.machines.machine import Machine
+from shardcore.domain.steps.events import Kind
 from shardcore.domain.steps.larger_mesh import RankCollective, RankStep
-from shardcore.domain.steps.memory import Kind
 
 # The kinds of collectives in which the operand of a rank is its shard of the tensor.
 _OF_SHARDS = ("all_gather", "all_to_all", "send")

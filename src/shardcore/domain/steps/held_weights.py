@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 import attrs
 
-from shardcore.domain.steps.gradient_buckets import BUCKET_BYTES
+from shardcore.domain.steps.gradients import BUCKET_BYTES
 
 _Weight = TypeVar("_Weight")
 

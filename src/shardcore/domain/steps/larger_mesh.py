@@ -14,14 +14,16 @@ import attrs
 from shardcore.domain.explanation.reasons import CollectiveFacts
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
-from shardcore.domain.steps.events import Stored, TracedCollective, TracedMemory, TracedStep, Work
-from shardcore.domain.steps.gradient_buckets import (
-    BucketEvents,
-    GradientSum,
-    bucket_events,
-    fill_buckets,
+from shardcore.domain.steps.events import (
+    Kind,
+    Stored,
+    TracedCollective,
+    TracedMemory,
+    TracedStep,
+    Work,
+    highest,
 )
-from shardcore.domain.steps.memory import Kind, highest
+from shardcore.domain.steps.gradients import BucketEvents, GradientSum, bucket_events, fill_buckets
 
 
 @attrs.frozen

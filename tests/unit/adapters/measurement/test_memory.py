@@ -5,7 +5,7 @@ import gc
 import torch
 
 from shardcore.adapters.measurement.memory import StepMemory
-from shardcore.domain.steps.memory import highest
+from shardcore.domain.steps.events import highest
 
 
 def test_memory_is_held_as_long_as_a_tensor_or_a_view_has_it():

@@ -5,12 +5,12 @@ import torch
 from torch._inductor.decomposition import decompositions
 
 from shardcore.adapters.capture.recording.recorder import Recorder
-from shardcore.adapters.torch_private import pooling
+from shardcore.adapters.torch_private import inductor
 from tests.traces import names
 
 POOL = torch.ops.aten.max_pool2d_with_indices.default
 GRADIENT = torch.ops.aten.max_pool2d_with_indices_backward.default
-OF_INDUCTOR = pooling.decompose_by_tiles(decompositions)
+OF_INDUCTOR = inductor.decompose_by_tiles(decompositions)
 pytestmark = pytest.mark.skipif(not OF_INDUCTOR, reason="this Inductor decomposes no pooling")
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from shardcore.bootstrap.search.repeats import Repeats, trace_steps, verify_repeats
 from shardcore.bootstrap.search.traces import PlannedCandidate, TraceRequest
-from shardcore.domain.machines.known import known_machines
+from shardcore.domain.machines.machine import known_machines
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.steps.larger_mesh import RankStep
 from shardcore.policies.candidates import Candidate

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardcore.domain.checkpoints.division import VariableToStore, divide, pieces_of_rank
+from shardcore.domain.checkpoints.contents import VariableToStore, divide, pieces_of_rank
 from shardcore.domain.checkpoints.grid import Box, Grid, consecutive_runs, held_parts, holders
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh

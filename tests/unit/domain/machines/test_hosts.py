@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcore.domain.machines.hosts import crossing_warning, ranks_by_host
+from shardcore.domain.machines.collective_cost import crossing_warning, ranks_by_host
 from shardcore.domain.mesh import Mesh
 
 HOSTS = ("a", "a", "b", "b")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shardcore.domain.machines.known import known_machines, machine_with
+from shardcore.domain.machines.machine import known_machines, machine_with
 
 
 @pytest.mark.parametrize(

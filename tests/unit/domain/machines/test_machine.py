@@ -7,8 +7,7 @@ import pytest
 
 from shardcore.domain.errors import MachineError
 from shardcore.domain.machines.collective_cost import Link
-from shardcore.domain.machines.known import known_machines
-from shardcore.domain.machines.machine import Machine, Speed, machine_of
+from shardcore.domain.machines.machine import Machine, Speed, known_machines, machine_of
 from shardcore.domain.mesh import Mesh
 
 NEAR, FAR = Link(1e-6, 100e9), Link(1e-5, 10e9)

@@ -18,9 +18,9 @@ from shardcore.domain.redistribution.segments import (
     has_segments,
     ranges_of,
     sharded_dims,
+    stages,
     without_segments,
 )
-from shardcore.domain.redistribution.stages import stages
 from shardcore.domain.rules.movement import reshape, segmented
 from shardcore.domain.rules.rule import rule
 from tests.unit.domain.generators import layouts, meshes

@@ -1,9 +1,8 @@
 """The buckets of gradients that a trace has reduced one by one, and their memory, by hand."""
 
 from shardcore.domain.explanation.reasons import CollectiveFacts
-from shardcore.domain.steps.events import TICK, TracedCollective, TracedMemory
-from shardcore.domain.steps.gradient_buckets import GradientSum, bucket_events, fill_buckets
-from shardcore.domain.steps.memory import Allocation
+from shardcore.domain.steps.events import TICK, Allocation, TracedCollective, TracedMemory
+from shardcore.domain.steps.gradients import GradientSum, bucket_events, fill_buckets
 
 END_OF_PASS = 50 * TICK
 

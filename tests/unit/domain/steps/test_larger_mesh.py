@@ -4,6 +4,7 @@ from shardcore.domain.explanation.reasons import CollectiveFacts
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.steps.events import (
+    Allocation,
     Operators,
     Stored,
     TracedCollective,
@@ -12,7 +13,6 @@ from shardcore.domain.steps.events import (
     Work,
 )
 from shardcore.domain.steps.larger_mesh import RankCollective, step_on
-from shardcore.domain.steps.memory import Allocation
 
 AXES = ("data", "model")
 SMALL, LARGE = Mesh((2, 2), AXES), Mesh((8, 2), AXES)

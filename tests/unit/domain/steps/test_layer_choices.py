@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcore.domain.steps import layer_choices
-from shardcore.domain.steps.layer_choices import LayerCost, cheapest
+from shardcore.domain.steps.layers import LayerCost, cheapest
 
 COSTS = st.builds(LayerCost, st.integers(0, 9), st.integers(0, 9), st.integers(0, 9))
 LAYERS = st.lists(st.lists(COSTS, min_size=1, max_size=3), min_size=1, max_size=5)
@@ -36,7 +35,7 @@ def test_of_many_layers_it_is_close_to_the_best(count, monkeypatch):
     layers = [[LayerCost(1, 1, 10 + at), LayerCost(3 + at % 7, 1, 1)] for at in range(count)]
     memory = sum(each[0].bytes for each in layers) // 2
     exact = cheapest(layers, memory)
-    monkeypatch.setattr(layer_choices, "MOST_PARTIALS", 64)
+    monkeypatch.setattr("shardcore.domain.steps.layers.MOST_PARTIALS", 64)
     near = cheapest(layers, memory)
     best, _ = seconds_and_bytes(layers, exact)
     seconds, size = seconds_and_bytes(layers, near)

@@ -7,6 +7,7 @@ from shardcore.domain.explanation.reasons import CollectiveFacts
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.steps.events import (
     TICK,
+    Allocation,
     BlockSpan,
     Operators,
     Stored,
@@ -16,7 +17,6 @@ from shardcore.domain.steps.events import (
     Work,
 )
 from shardcore.domain.steps.larger_mesh import step_on
-from shardcore.domain.steps.memory import Allocation
 from shardcore.domain.steps.repeats import with_all_blocks
 from shardcore.domain.steps.runs import Run
 

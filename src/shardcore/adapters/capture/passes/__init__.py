@@ -9,15 +9,12 @@ from shardcore.adapters.capture.passes.cleanup import (
     with_direct_views,
     without_dead_code,
 )
-from shardcore.adapters.capture.passes.communication.gathers import (
+from shardcore.adapters.capture.passes.collectives import (
+    with_early_starts,
+    with_late_waits,
     with_memory_for_gathers,
     with_regathers,
 )
-from shardcore.adapters.capture.passes.communication.overlap import (
-    with_early_starts,
-    with_late_waits,
-)
-from shardcore.adapters.capture.passes.communication.sums import Memories, in_buckets
 from shardcore.adapters.capture.passes.inductor import (
     with_factors_apart,
     with_onednn_products,
@@ -25,9 +22,9 @@ from shardcore.adapters.capture.passes.inductor import (
     with_reshapes,
     with_sizes,
 )
-from shardcore.adapters.capture.passes.memory.donation import with_donated_inputs
-from shardcore.adapters.capture.passes.memory.reuse import with_operands_reused
+from shardcore.adapters.capture.passes.memory import with_donated_inputs, with_operands_reused
 from shardcore.adapters.capture.passes.pipeline import Fact, Pass, Pipeline
+from shardcore.adapters.capture.passes.sums import Memories, in_buckets
 from shardcore.adapters.capture.trace.trace import Trace
 from shardcore.ports.capture import RecordedSum
 

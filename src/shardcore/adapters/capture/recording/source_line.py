@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.ports.measurement.trace_context import layer_scope
+from shardcore.ports.measurement import layer_scope
 
 # The folders of torch and shardcore.
 _PACKAGES = str(Path(torch.__file__).parent), str(Path(__file__).parents[3])

@@ -9,8 +9,9 @@ import torch
 from shardcore.adapters import torch_private
 from shardcore.adapters.capture import passes
 from shardcore.adapters.capture.passes.checks import Rollback, rollback_of, with_checks
-from shardcore.adapters.capture.passes.communication.sums import Memories
+from shardcore.adapters.capture.passes.sums import Memories
 from shardcore.adapters.capture.recording import audit, comparison
+from shardcore.adapters.capture.recording.audit import CaptureSetting
 from shardcore.adapters.capture.recording.functions import seeded_by_tensor, seeded_generator
 from shardcore.adapters.capture.recording.recorder import (
     RecomputationContexts,
@@ -18,7 +19,6 @@ from shardcore.adapters.capture.recording.recorder import (
     recomputation_contexts,
     recording,
 )
-from shardcore.adapters.capture.recording.setting import CaptureSetting
 from shardcore.adapters.capture.running import cuda_graphs
 from shardcore.adapters.capture.running.executors import Executors
 from shardcore.adapters.capture.trace.trace import (

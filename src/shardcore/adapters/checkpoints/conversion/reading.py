@@ -10,7 +10,7 @@ import attrs
 import h5py
 import numpy as np
 
-from shardcore.adapters.checkpoints import folders, regular, safetensors
+from shardcore.adapters.checkpoints import folders, safetensors
 from shardcore.adapters.checkpoints.store import FolderStore
 from shardcore.domain.checkpoints import bounds
 from shardcore.domain.checkpoints.grid import Box
@@ -138,7 +138,7 @@ def _weights(path: Path, stack: ExitStack) -> Source:
     paths = [path] if path.suffix == ".h5" else [path.with_name(name) for name in _parts(path)]
     try:
         for part in paths:
-            regular.check(part)
+            folders.check(part)
         files = [stack.enter_context(h5py.File(part, "r")) for part in paths]
         datasets = (pair for file in files for pair in _datasets(file, set()))
         pairs = list(islice(datasets, _DATASETS + 1))
@@ -155,7 +155,7 @@ def _parts(path: Path) -> list[str]:
     """Returns the names of the files in the weight map of a .weights.json."""
     try:
         content: Any = bounds.parse_json(
-            regular.read(path, bounds.HEADER_BYTES), bounds.HEADER_BYTES
+            folders.read(path, bounds.HEADER_BYTES), bounds.HEADER_BYTES
         )
         file_names = content["weight_map"].values()
         names = {

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.engine.moves.redistribution import full
 from shardcore.adapters.engine.operators import (
+    composed,
     fourier,
     layers,
     lookups,
@@ -16,11 +16,13 @@ from shardcore.adapters.engine.operators import (
     pools,
     random,
     recurrent,
+    reductions,
+    slicing,
+    views,
 )
 from shardcore.adapters.engine.operators.attention import attention
-from shardcore.adapters.engine.operators.movement import slicing, views
-from shardcore.adapters.engine.operators.reduce import composed, reductions, scans
 from shardcore.adapters.engine.plans.task import Handler, Operator, Planner, by_operator
+from shardcore.adapters.engine.redistribution import full
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import reshape, run_full
 
@@ -68,7 +70,7 @@ _OTHERS: dict[Any, Handler] = {
 _PLANNERS = [
     module.PLANNERS
     for module in (
-        attention, pointwise, views, slicing, reductions, composed, scans, matmul, lookups, losses,
+        attention, pointwise, views, slicing, reductions, composed, matmul, lookups, losses,
         layers, pools, recurrent, fourier,
     )
 ]  # fmt: skip

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.engine.moves.redistribution import full, reduced
-from shardcore.adapters.engine.operators.reduce.reductions import squares
+from shardcore.adapters.engine.operators.reductions import squares
+from shardcore.adapters.engine.redistribution import full, reduced
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import (
     is_alike,

@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.adapters.engine.operators.movement.views import along, one_result
+from shardcore.adapters.engine.operators.views import along, one_result
 from shardcore.adapters.engine.plans.task import (
     Handler,
     Operand,

@@ -7,8 +7,8 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.adapters.engine.operators.movement import shifts
-from shardcore.adapters.engine.operators.movement.views import along
+from shardcore.adapters.engine.operators import slicing
+from shardcore.adapters.engine.operators.views import along
 from shardcore.adapters.engine.plans.task import (
     Handler,
     Operand,
@@ -100,7 +100,7 @@ def _constant_pad(
 
     If each pad cuts off, as in the gradient of a pad, a partial sum stays partial: it is smaller.
     """
-    shift = None if order_of(tensor) else shifts.of_pads(tensor, pads, value)
+    shift = None if order_of(tensor) else slicing.of_pads(tensor, pads, value)
     if shift is not None:
         return shift.pad
     padded = (tensor.ndim - 1 - at // 2 for at, pad in enumerate(pads) if pad)

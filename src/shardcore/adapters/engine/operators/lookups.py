@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from shardcore.adapters.engine.moves.redistribution import reduced
 from shardcore.adapters.engine.plans.planning import run_rule
 from shardcore.adapters.engine.plans.task import (
     Handler,
@@ -22,6 +21,7 @@ from shardcore.adapters.engine.plans.task import (
     by_operator,
     order_of,
 )
+from shardcore.adapters.engine.redistribution import reduced
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.torch_private import unnamed_operators
 from shardcore.adapters.torch_private.operators import Operator

@@ -10,9 +10,9 @@ import torch
 from shardcore.adapters import fallback
 from shardcore.adapters.engine import redistributed
 from shardcore.adapters.engine.engine import Engine
-from shardcore.adapters.engine.moves.redistribution import Redistribution
 from shardcore.adapters.engine.plans.task import Compute, Order, Task, in_order
 from shardcore.adapters.engine.redistributed import Redistributed
+from shardcore.adapters.engine.redistribution import Redistribution
 from shardcore.adapters.engine.tensor import Form, ShardedTensor
 from shardcore.adapters.engine.writes import note_view
 from shardcore.adapters.torch_private import Kwargs, is_view, tree_leaves

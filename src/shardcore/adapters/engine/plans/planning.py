@@ -12,15 +12,14 @@ import attrs
 import torch
 
 from shardcore.adapters.engine.engine import Engine
-from shardcore.adapters.engine.moves.redistribution import Redistribution
 from shardcore.adapters.engine.plans.plan import Plan
 from shardcore.adapters.engine.plans.task import Compute, Operand, Operator, Task
+from shardcore.adapters.engine.redistribution import Redistribution
 from shardcore.adapters.engine.tensor import Form, ShardedTensor
-from shardcore.domain.derived_layouts import with_pending
+from shardcore.domain.derived_layouts import are_free, pending_in_results, with_pending
 from shardcore.domain.layout import Layout, PartialAxes
 from shardcore.domain.planner.call import PlacedTensor, Shapes
 from shardcore.domain.planner.choice import Sharding, choose
-from shardcore.domain.planner.pending import are_free, pending_in_results
 from shardcore.domain.rules.rule import OperatorRule
 
 

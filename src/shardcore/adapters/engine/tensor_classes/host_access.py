@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from shardcore.adapters.capture.recording.recorder import recording
-from shardcore.adapters.engine.moves.redistribution import full
+from shardcore.adapters.engine.redistribution import full
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import refresh, replace_memory
 from shardcore.adapters.torch_private import hides_subclasses

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shardcore.adapters.capture import passes
-from shardcore.adapters.capture.passes.communication.sums import Memories
+from shardcore.adapters.capture.passes.sums import Memories
 from shardcore.adapters.capture.recording.recorder import Recorder
 from shardcore.adapters.capture.running.generated import function_of
 

@@ -5,8 +5,8 @@ from datetime import timedelta
 
 import pytest
 
+from shardcore.adapters.job import rendezvous
 from shardcore.adapters.job.forked_ranks import free_port
-from shardcore.adapters.job.start import own_store
 from shardcore.domain.job import resolve_job
 
 LIMIT = timedelta(seconds=20)
@@ -17,7 +17,7 @@ def opened(monkeypatch, address, rank="0", size="1", **environment):
         monkeypatch.setenv(name, value)
     port = free_port()
     named = {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": address, "MASTER_PORT": str(port)}
-    return own_store.open_store(resolve_job(environ=named | {"LOCAL_RANK": "0"}), LIMIT), port
+    return rendezvous.open_store(resolve_job(environ=named | {"LOCAL_RANK": "0"}), LIMIT), port
 
 
 def answers(address, port):

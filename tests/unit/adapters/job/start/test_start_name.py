@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 import torch.distributed as dist
 
-from shardcore.adapters.job.start.start_name import agree
+from shardcore.adapters.job.rendezvous import agree_on_name
 from shardcore.domain.job import Job
 from tests.unit.adapters.job.counting_store import CountingStore
 
@@ -44,7 +44,7 @@ class WithOthers(CountingStore):
 def test_requests_of_rank_0_do_not_grow_with_the_ranks(ranks):
     store = dist.HashStore()
     counted = WithOthers(store, ask(store, ranks))
-    agree(counted, job(0, ranks), LIMIT)
+    agree_on_name(counted, job(0, ranks), LIMIT)
     assert counted.requests == {"check": 3, "multi_get": 1, "multi_set": 1}
 
 
@@ -53,7 +53,7 @@ def test_another_rank_makes_four_requests(ranks):
     store = dist.HashStore()
     counted = CountingStore(store)
     with ThreadPoolExecutor(1) as pool:
-        asking = pool.submit(agree, counted, job(1, ranks), LIMIT)
+        asking = pool.submit(agree_on_name, counted, job(1, ranks), LIMIT)
         store.wait(["asks/1"])
         store.set(f"answer/{store.get('asks/1').decode()}", "0" * 32)
         assert asking.result(5) == "0" * 32
@@ -64,7 +64,7 @@ def test_ranks_of_a_new_start_get_its_name_in_the_store_of_the_old_one():
     store = dist.HashStore()
     with ThreadPoolExecutor(3) as pool:
         starts = [
-            set(pool.map(lambda rank: agree(store, job(rank, 3), LIMIT), (0, 2, 1)))
+            set(pool.map(lambda rank: agree_on_name(store, job(rank, 3), LIMIT), (0, 2, 1)))
             for _ in range(3)
         ]
     assert list(map(len, starts)) == [1, 1, 1]
@@ -76,11 +76,11 @@ def test_ranks_that_do_not_come_are_named():
     store.set("asks/1", uuid4().hex)
     store.set("asks/3", uuid4().hex)
     with pytest.raises(dist.DistError, match=r"ranks \[2, 4\] did not come"):
-        agree(store, job(0, 5), timedelta(seconds=0.1))
+        agree_on_name(store, job(0, 5), timedelta(seconds=0.1))
 
 
 def test_ranks_of_the_old_start_alone_are_named():
     store = dist.HashStore()
     ask(store, 3)
     with pytest.raises(dist.DistError, match=r"ranks \[1, 2\] did not come"):
-        agree(store, job(0, 3), timedelta(seconds=0.1))
+        agree_on_name(store, job(0, 3), timedelta(seconds=0.1))

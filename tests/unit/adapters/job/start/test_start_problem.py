@@ -6,14 +6,14 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from shardcore.adapters.job.start.start_problem import share
+from shardcore.adapters.job.rendezvous import share_problem
 from shardcore.domain.job import Job
 
 LIMIT = timedelta(seconds=10)
 
 
 def come(store, rank, problem="", ranks=3):
-    return share(problem, store, Job(rank, ranks, rank, "127.0.0.1", 1234), LIMIT)
+    return share_problem(problem, store, Job(rank, ranks, rank, "127.0.0.1", 1234), LIMIT)
 
 
 @pytest.fixture
@@ -42,4 +42,4 @@ def test_a_rank_with_a_problem_stays_until_the_others_know_it(threads):
 def test_a_rank_that_never_comes_is_an_error():
     job = Job(0, 2, 0, "127.0.0.1", 1234)
     with pytest.raises(dist.DistError):
-        share("", dist.HashStore(), job, timedelta(seconds=0.1))
+        share_problem("", dist.HashStore(), job, timedelta(seconds=0.1))

@@ -6,9 +6,8 @@ from typing import Any
 import torch
 
 from shardcore.adapters.engine.engine import Engine
-from shardcore.adapters.engine.moves.ring_exchange import RingExchange
 from shardcore.adapters.engine.operators.attention.call import AttentionCall
-from shardcore.adapters.engine.operators.attention.ring import RingAttention
+from shardcore.adapters.engine.operators.attention.ring import RingAttention, RingExchange
 from shardcore.adapters.engine.plans.task import (
     Compute,
     Handler,

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from shardcore.adapters.capture.passes import run_passes
-from shardcore.adapters.capture.passes.communication.sums import Memories
-from shardcore.adapters.capture.passes.memory.donation import with_donated_inputs
+from shardcore.adapters.capture.passes.memory import with_donated_inputs
+from shardcore.adapters.capture.passes.sums import Memories
 from shardcore.adapters.capture.recording.recorder import Recorder
 from shardcore.adapters.capture.running.generated import function_of
 from tests.traces import eagerly, names, recorded

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from shardcore.adapters.capture.passes.memory.reuse import with_operands_reused
+from shardcore.adapters.capture.passes.memory import with_operands_reused
 from shardcore.adapters.capture.recording.recorder import Recorder
 from shardcore.adapters.capture.running.generated import function_of
 from tests.traces import highest

@@ -1,5 +1,7 @@
 """Redistributes tensors by slices and collectives along mesh axes."""
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -7,17 +9,19 @@ import torch
 
 from shardcore.adapters.engine import redistributed
 from shardcore.adapters.engine.engine import Engine
-from shardcore.adapters.engine.moves.steps import STEPS
+from shardcore.adapters.engine.redistribution_steps import STEPS, pad_to_size, wait
 from shardcore.adapters.engine.tensor import Form, ShardedTensor
 from shardcore.adapters.job.threads import check_thread
+from shardcore.adapters.torch_private import collectives
 from shardcore.domain.derived_layouts import layout_on_first_ranks, newly_sharded_dims, with_dims
 from shardcore.domain.layout import Layout
+from shardcore.domain.pieces import pieces
 from shardcore.domain.redistribution.exchange import Exchange
 from shardcore.domain.redistribution.plan import Step
-from shardcore.domain.redistribution.segments import without_segments
-from shardcore.domain.redistribution.stages import stages
+from shardcore.domain.redistribution.segments import stages, without_segments
 from shardcore.domain.strides import Order, inverse, memory_order, strides_in
-from shardcore.ports.measurement.trace_context import Move, redistribution_scope
+from shardcore.ports.measurement import Move, redistribution_scope
+from shardcore.ports.world import World
 
 # The shape of the local shard before steps, with a separate dim for the segments of each dim.
 _Stage = tuple[tuple[int, ...], tuple[Step | Exchange, ...]]
@@ -161,3 +165,45 @@ def local_shard(value: torch.Tensor, layout: Layout, engine: Engine) -> torch.Te
         return value[layout.slices(shape, rank)]
     part = value.reshape(sizes)[plain.slices(sizes, rank)]
     return part.reshape(layout.local_shape(shape, rank))
+
+
+# The bytes that all ranks together send at once. Smaller tensors are all-gathered at once.
+GATHERED_BYTES = 1 * 1024 * 1024
+
+
+def gather_in_pieces(tensor: ShardedTensor, at_once: int = GATHERED_BYTES) -> torch.Tensor:
+    """Returns the full tensor of `tensor`, which is not partial, as a plain one.
+
+    A collective on whole shards would hold a second full tensor: its result has the shards one
+    after another, and gloo copies them. Here little is held beside the full tensor.
+    """
+    check_thread()
+    engine, form, world = tensor.engine, tensor.form, tensor.engine.world
+    sizes, layout = without_segments(form.layout, form.shape)
+    axes = [axis for dim in range(layout.ndim) for axis in layout.dim_axes(dim)]
+    ranks = _in_gathered_order(axes, world, world.position)
+    part = tensor.part.reshape(layout.local_shape(sizes, world.position))
+    held = [layout.slices(sizes, rank) for rank in ranks]
+    full = part.new_empty(sizes)
+    largest = layout.local_shape(sizes, rank=0)
+    most = at_once // form.dtype.itemsize // len(ranks)
+    target = Layout.replicated(world.mesh, form.ndim)
+    with redistribution_scope(Move(tensor.part, form.shape, form.layout, target)):
+        for piece in pieces(largest, most):
+            sent = pad_to_size(
+                part[piece], math.prod(bounds.stop - bounds.start for bounds in piece)
+            )
+            for axis in axes:
+                sent = wait(collectives.all_gather(sent, engine.groups[axis]), "all_gather")
+            for slices, values in zip(held, sent.chunk(len(ranks)), strict=True):
+                view = full[slices][piece]
+                view.copy_(values[: view.numel()].reshape(view.shape))
+    return full.reshape(form.shape)
+
+
+def _in_gathered_order(axes: Sequence[str], world: World, rank: int) -> list[int]:
+    """Returns the ranks whose pieces `rank` has after all-gathers along `axes`, in their order."""
+    if not axes:
+        return [rank]
+    peers = world.peers(axes[-1], rank)
+    return [source for peer in peers for source in _in_gathered_order(axes[:-1], world, peer)]

@@ -1,1 +1,0 @@
-"""Passes that move, join and repeat collectives."""

@@ -1,1 +1,0 @@
-"""Passes that save copies and memory."""

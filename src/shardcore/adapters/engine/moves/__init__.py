@@ -1,1 +1,0 @@
-"""Redistribution of sharded tensors: import the functions of `redistribution`."""

@@ -1,1 +1,0 @@
-"""Operators that reduce along dims: sums, softmax, statistics, argmax."""
