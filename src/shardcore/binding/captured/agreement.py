@@ -21,11 +21,13 @@ class Outcome:
         event: What happened to the step.
         program: The step, where its trace matched an earlier one.
         reason: Why the step is refused.
+        is_first: Whether this rank has no other trace: the recording may be postponed.
     """
 
     event: Event
     program: Program | None = None
     reason: str = ""
+    is_first: bool = False
 
 
 def gather_from_ranks(value: object, session: Session | None) -> list[Any]:
@@ -46,20 +48,21 @@ def agree_on_outcome(
         session: The session of the step; None on one device.
     """
     outcome = make(_all_reduces(trace, session))
-    everyone = gather_from_ranks(
-        (outcome.event, outcome.reason, _digests(outcome.program)), session
-    )
-    events = {event for event, _, _ in everyone}
+    own = (outcome.event, outcome.reason, _digests(outcome.program), outcome.is_first)
+    everyone = gather_from_ranks(own, session)
+    events = {event for event, *_ in everyone}
     if Event.REFUSED in events:
-        return Outcome(Event.REFUSED, reason=next(reason for _, reason, _ in everyone if reason))
+        return Outcome(Event.REFUSED, reason=next(reason for _, reason, *_ in everyone if reason))
     if Event.SKIPPED in events:
         return Outcome(Event.SKIPPED)
     if Event.POSTPONED in events:
-        return Outcome(Event.POSTPONED)
+        # Python state may change on one rank alone, which begins again: the others have a trace.
+        begin = all(is_first for *_, is_first in everyone)
+        return Outcome(Event.POSTPONED if begin else Event.RECORDED)
     if events != {Event.MATCHED}:
         return Outcome(Event.DIFFERED if Event.DIFFERED in events else Event.RECORDED)
     digests_by_name: dict[str, set[str]] = {}
-    for name, digest in (pair for _, _, digests in everyone for pair in digests.items()):
+    for name, digest in (pair for _, _, digests, _ in everyone for pair in digests.items()):
         digests_by_name.setdefault(name, set()).add(digest)
     if any(len(digests) > 1 for digests in digests_by_name.values()):
         return Outcome(Event.REFUSED, reason=_OTHERS)

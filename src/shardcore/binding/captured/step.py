@@ -230,7 +230,8 @@ class CapturedStep:
                 own_outcome = self._outcome(entry, trace, reason, most)
                 is_first = own_outcome.event is Event.RECORDED and entry.progress.state is State.NEW
                 is_worth = entry.payback.is_worth(left, time.perf_counter() - began)
-                return own_outcome if is_worth or not is_first else Outcome(Event.POSTPONED)
+                event = own_outcome.event if is_worth or not is_first else Event.POSTPONED
+                return attrs.evolve(own_outcome, event=event, is_first=is_first)
 
             outcome = agree_on_outcome(make, trace, session)
         self._reports.report_recording(time.perf_counter() - began)
