@@ -1,7 +1,6 @@
 """A captured step has the numbers of the eager one."""
 
 import logging
-import sys
 
 import keras
 import numpy as np
@@ -269,36 +268,3 @@ def test_a_captured_step_that_logs_says_that_it_logs_no_more(layer, count):
 
     (said,) = run_ranks(program, 1)
     assert ["its log messages are not repeated" in message for message in said] == [True] * count
-
-
-class ComputesNames(Spy):
-    """It computes the names of its numbers; no code reads the file that it holds."""
-
-    def __init__(self, file):
-        super().__init__()
-        self.file, self.scale_0, self.scale_1 = file, 1.0, 2.0
-
-    def call(self, x):
-        scales = [getattr(self, f"scale_{number}") for number in range(2)]
-        return super().call(x * sum(scales))
-
-
-def test_computed_names_of_attributes_are_seen_and_others_do_not_count():
-    def losses(run_eagerly):
-        keras.utils.set_random_seed(3)
-        layer, found = ComputesNames(sys.stdout), []
-        model = keras.Sequential([keras.Input((4,)), layer, keras.layers.Dense(1)])
-        model.compile("sgd", "mse", run_eagerly=run_eagerly)
-        for step in range(8):
-            layer.scale_1 = 2.0 if step < 4 else 5.0
-            calls.clear()
-            found.append(float(model.train_on_batch(np.ones((4, 4)), np.ones((4, 1)))))
-        return found, len(calls)
-
-    def program(rank):
-        begin(None)
-        said = messages()
-        return losses(True)[0], losses(False), said
-
-    ((eager, (found, runs), said),) = run_ranks(program, 1)
-    assert (found, runs, said) == (eager, 0, [])
