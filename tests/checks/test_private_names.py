@@ -27,8 +27,9 @@ FILE = PACKAGE / MAY_NAME_PRIVATE_TORCH / "private_names.toml"
 ENTRY = {"why", "known", "until"}
 # Strings of `binding` that are ends of names.
 NO_ATTRIBUTES = {"_step", "_function", "_begin", "_on_batch", "_ns"}
-# Names of Python's own, which the rule of captured steps lists.
+# Names of Python's own, which the rule of captured steps lists; `sys._getframe` is documented.
 OF_PYTHON = {*sys.stdlib_module_names, "_lru_list_elem", "_tuple_new", "_find_and_load_unlocked"}
+OF_PYTHON |= {"_getframe"}
 # Of all private names, and of those of torch.distributed.tensor. Eight are operators of CUDA, which
 # no run on a CPU finds. Two are the hooks of a tensor, which guards compare. One gathers on gloo
 # without corrupting the heap. Two list the modes, and one the hooks of saved tensors, within which

@@ -2,8 +2,8 @@
 
 import builtins
 import dis
-import inspect
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -133,9 +133,10 @@ def _noting(
 ) -> Callable[..., Any]:
     @wraps(original)
     def look_up(*args: Any) -> Any:
-        frame = inspect.currentframe()
-        if len(args) > 1 and isinstance(args[1], str) and frame and frame.f_back:
-            names_by_caller.setdefault(frame.f_back.f_code, set()).add(args[1])
+        if len(args) > 1 and isinstance(args[1], str):
+            # `inspect.currentframe` calls `hasattr` itself.
+            caller = sys._getframe(1).f_code  # noqa: SLF001 - the name is documented
+            names_by_caller.setdefault(caller, set()).add(args[1])
         return original(*args)
 
     return look_up
