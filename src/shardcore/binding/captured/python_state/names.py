@@ -135,7 +135,7 @@ def _noting(
     def look_up(*args: Any) -> Any:
         if len(args) > 1 and isinstance(args[1], str):
             # `inspect.currentframe` calls `hasattr` itself.
-            caller = sys._getframe(1).f_code  # noqa: SLF001 - the name is documented
+            caller = sys._getframe(1).f_code
             names_by_caller.setdefault(caller, set()).add(args[1])
         return original(*args)
 
