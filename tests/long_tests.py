@@ -117,6 +117,10 @@ LONG_TESTS = {
         "the MLP under manual, the decoder under dtensor"
     ),
     "keras_distribution/test_keras_tests_on_ranks.py::"
+    "test_a_test_that_fails_on_one_rank_does_not_hide_those_behind_it": "make keras-tests",
+    "keras_distribution/test_keras_tests_on_ranks.py::"
+    "test_pass_in_each_variant[inputs: pending sums-ops/core_test.py-60]": "make keras-tests",
+    "keras_distribution/test_keras_tests_on_ranks.py::"
     "test_pass_in_each_variant[manual-layers/core/embedding_test.py-20]": "make keras-tests",
     "keras_distribution/test_keras_tests_on_ranks.py::test_pass_in_each_variant"
     "[variables sharded-layers/normalization/batch_normalization_test.py-5]": "make keras-tests",
