@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.compat.environments import ROOT
+from tests.keras_tests import running
 from tests.keras_tests.reasons import CANNOT, LEFT_OUT
 
 PAGE = ROOT / "docs" / "reference" / "keras-tests.md"
@@ -22,13 +23,15 @@ def write(results: dict[str, Any]) -> None:
 
 def _lines(results: dict[str, Any]) -> Iterator[str]:
     yield ", ".join(f"{name} {version}" for name, version in results["versions"].items()) + ".\n"
-    yield f"| variant | files | {' | '.join(KINDS)} | days | commits |"
+    yield f"| variant | files that ran | {' | '.join(KINDS)} | days | commits |"
     yield f"|---|--:|{'--:|' * len(KINDS)}---|---|"
     for variant, files in results["variants"].items():
         days, commits = ({result[of] for result in files.values()} for of in ("day", "commit"))
         counts = _sum(files.values())
         numbers = " | ".join(f"{counts[kind]:,}" for kind in KINDS)
-        yield f"| {variant} | {len(files)} | {numbers} | {_joined(days)} | {_joined(commits)} |"
+        total = len(running.files([""], only_operators="inputs" in variant))
+        ran = f"{len(files)} of {total}"
+        yield f"| {variant} | {ran} | {numbers} | {_joined(days)} | {_joined(commits)} |"
     for variant, files in results["variants"].items():
         yield f"\n### {variant}\n"
         yield f"| package | {' | '.join(KINDS)} |"
