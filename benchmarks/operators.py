@@ -17,6 +17,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import shardcore
 from benchmarks.rows import Row
+from shardcore.adapters import torch_private
 from shardcore.testing import run_ranks
 
 CALLS = 1000
@@ -37,11 +38,13 @@ class Subclass(torch.Tensor):
     """The least that a tensor subclass does: unwrap, compute, wrap."""
 
     part: torch.Tensor
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = torch_private.NO_TORCH_FUNCTION
 
     @staticmethod
     def __new__(cls, part: torch.Tensor) -> "Subclass":
-        wrapper: Subclass = torch.Tensor._make_wrapper_subclass(cls, part.shape)  # type: ignore[attr-defined]
+        wrapper: Subclass = torch_private.wrapper(
+            cls, part.shape, part.stride(), part.dtype, part.device
+        )
         wrapper.part = part
         return wrapper
 

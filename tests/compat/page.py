@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from tests import generated
 from tests.compat import lanes
 from tests.compat.lanes import LANES, ROOT
 
@@ -18,10 +19,7 @@ def write() -> None:
     """
     runs = lanes.results()
     lanes.ON_PAGE.write_text(json.dumps(runs, indent=1, sort_keys=True) + "\n")
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    after = rest.partition(END)[2]
-    text = "\n".join(lines(runs.values()))
-    PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+    generated.write(PAGE, BEGIN, END, lines(runs.values()))
 
 
 def lines(results: Iterable[dict[str, Any]]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from tests import generated
 from tests.compat.environments import ROOT
 
 PAGE = ROOT / "docs" / "reference" / "faults.md"
@@ -13,10 +14,7 @@ SHOWN = 300
 
 def write(found: dict[str, Any]) -> None:
     """Replaces the text between the two marks; the rest of the page is written by hand."""
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    after = rest.partition(END)[2]
-    text = "\n".join([*table(found), *_kinds(found)])
-    PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+    generated.write(PAGE, BEGIN, END, [*table(found), *_kinds(found)])
 
 
 def table(found: dict[str, Any]) -> Iterator[str]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.table import amount
+from tests import generated
 from tests.compat.environments import ROOT
 
 PAGE = ROOT / "docs" / "reference" / "gpu.md"
@@ -12,10 +13,7 @@ BEGIN, END = "<!-- run: make gpu -->", "<!-- end of run -->"
 
 def write(found: dict[str, Any]) -> None:
     """Replaces the text between the two marks; the rest of the page is written by hand."""
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    after = rest.partition(END)[2]
-    text = "\n".join(lines(found))
-    PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+    generated.write(PAGE, BEGIN, END, lines(found))
 
 
 def lines(found: dict[str, Any]) -> Iterator[str]:

@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+from tests import generated
 from tests.compat.environments import ROOT
 from tests.keras_tests import running
 from tests.keras_tests.reasons import CANNOT, LEFT_OUT
@@ -15,10 +16,7 @@ KINDS = ("passed", "refused", "cannot", "failed", "plain", "skipped")
 
 def write(results: dict[str, Any]) -> None:
     """Replaces the text between the two marks; the rest of the page is written by hand."""
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    after = rest.partition(END)[2]
-    text = "\n".join(_lines(results))
-    PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+    generated.write(PAGE, BEGIN, END, _lines(results))
 
 
 def _lines(results: dict[str, Any]) -> Iterator[str]:

@@ -135,9 +135,13 @@ def _engine(args: tuple[object, ...], kwargs: dict[str, object]) -> Engine:
     """Returns the engine of a sharded tensor: the first argument that is one, or in a list."""
     for arg in args:  # without a generator, which takes longer than the look-up of a plan
         if isinstance(arg, ShardedTensor):
-            return arg.engine  # type: ignore[no-any-return]
-    leaves = torch_private.tree_leaves((args, kwargs))
-    return next(leaf.engine for leaf in leaves if isinstance(leaf, ShardedTensor))  # type: ignore[no-any-return]
+            first = arg
+            break
+    else:
+        leaves = torch_private.tree_leaves((args, kwargs))
+        first = next(leaf for leaf in leaves if isinstance(leaf, ShardedTensor))
+    engine: Engine = first.engine
+    return engine
 
 
 def _key(
