@@ -14,7 +14,10 @@ from tests import line_coverage
 
 line_coverage.measure()
 
-MODULES = tuple(f"shardcore.{each}" for each in ("api", "checkpoint_api", "plan_api", "tensor_api"))
+MODULES = tuple(
+    f"shardcore.{name}"
+    for name in ("api", "callback_api", "checkpoint_api", "plan_api", "tensor_api")
+)
 
 
 @pytest.fixture(autouse=True)

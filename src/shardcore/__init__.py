@@ -1,55 +1,81 @@
 """`keras.distribution` for Keras 3 on PyTorch: any Keras model, unchanged, across devices.
 
-Importing shardcore loads neither torch nor Keras; `install()` does.
+Importing shardcore loads neither torch nor Keras. `install()` does, and the first use of
+`shardcore.ShardedCheckpoint`, which is a Keras callback.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from shardcore.domain.errors import ShardcoreError
-from shardcore.domain.machines.collective_cost import Link
+from shardcore.domain.errors import ShardcoreError as ShardcoreError
+from shardcore.domain.machines.collective_cost import Link as Link
 
 if TYPE_CHECKING:
-    from shardcore.api import agree, explain, install, launch, status, uninstall, verify
-    from shardcore.checkpoint_api import (
-        ShardedCheckpoint,
-        latest_checkpoint,
-        load_checkpoint,
-        save_checkpoint,
+    from shardcore.api import (  # noqa: I001 - `as` tells type checkers that it is public
+        agree as agree,
+        explain as explain,
+        install as install,
+        launch as launch,
+        status as status,
+        uninstall as uninstall,
+        verify as verify,
     )
-    from shardcore.engines_api import join_engines
-    from shardcore.plan_api import estimate_memory, plan, rules_report
+    from shardcore.callback_api import ShardedCheckpoint as ShardedCheckpoint
+    from shardcore.checkpoint_api import (
+        latest_checkpoint as latest_checkpoint,
+        load_checkpoint as load_checkpoint,
+        save_checkpoint as save_checkpoint,
+    )
+    from shardcore.engines_api import join_engines as join_engines
+    from shardcore.plan_api import (
+        estimate_memory as estimate_memory,
+        plan as plan,
+        rules_report as rules_report,
+    )
     from shardcore.tensor_api import (
-        all_gather,
-        all_gather_variable,
-        all_reduce,
-        distribute_model,
-        distribute_tensor,
-        distribute_variable,
-        ensure_dtensor,
-        ensure_dtensor_input,
-        mesh_info,
-        parallelize_torch_module,
+        all_gather as all_gather,
+        all_gather_variable as all_gather_variable,
+        all_reduce as all_reduce,
+        distribute_model as distribute_model,
+        distribute_tensor as distribute_tensor,
+        distribute_variable as distribute_variable,
+        ensure_dtensor as ensure_dtensor,
+        ensure_dtensor_input as ensure_dtensor_input,
+        mesh_info as mesh_info,
+        parallelize_torch_module as parallelize_torch_module,
     )
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Link", "ShardcoreError", "ShardedCheckpoint", "agree", "all_gather", "all_gather_variable",
-    "all_reduce", "distribute_model", "distribute_tensor", "distribute_variable",
-    "ensure_dtensor", "ensure_dtensor_input", "estimate_memory", "explain", "install",
-    "join_engines", "latest_checkpoint", "launch", "load_checkpoint", "mesh_info",
-    "parallelize_torch_module", "plan", "rules_report", "save_checkpoint", "status", "uninstall",
-    "verify",
-]  # fmt: skip
+# The public names by their module, which the first use of one imports.
+_PUBLIC = {
+    "api": ["agree", "explain", "install", "launch", "status", "uninstall", "verify"],
+    "callback_api": ["ShardedCheckpoint"],
+    "checkpoint_api": ["latest_checkpoint", "load_checkpoint", "save_checkpoint"],
+    "engines_api": ["join_engines"],
+    "plan_api": ["estimate_memory", "plan", "rules_report"],
+    "tensor_api": [
+        "all_gather",
+        "all_gather_variable",
+        "all_reduce",
+        "distribute_model",
+        "distribute_tensor",
+        "distribute_variable",
+        "ensure_dtensor",
+        "ensure_dtensor_input",
+        "mesh_info",
+        "parallelize_torch_module",
+    ],
+}
+_MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}
+
+__all__ = ["Link", "ShardcoreError", *_MODULE_OF]  # noqa: PLE0604 - of strings
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'shardcore' has no attribute {name!r}")
-    from shardcore import api, checkpoint_api, engines_api, plan_api, tensor_api
-
-    modules = (api, plan_api, tensor_api, checkpoint_api, engines_api)
-    return next(getattr(module, name) for module in modules if hasattr(module, name))
+    return getattr(import_module(f"shardcore.{_MODULE_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:

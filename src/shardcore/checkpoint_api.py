@@ -20,7 +20,6 @@ from shardcore.domain.checkpoints.contents import Loaded
 from shardcore.ports.types import KerasModel
 
 if TYPE_CHECKING:
-    from shardcore.binding.checkpoints import callback
     from shardcore.binding.checkpoints.checkpoints import Checkpoints
 
 
@@ -58,7 +57,7 @@ def save_checkpoint(
         >>> shardcore.save_checkpoint(directory, model, step=12, state={"epoch": 3}).name
         'step-00000012'
     """
-    saving = _checkpoints().save(directory, model, step, {"user": dict(state)}, keep)
+    saving = checkpoints().save(directory, model, step, {"user": dict(state)}, keep)
     return saving.finish()
 
 
@@ -90,7 +89,7 @@ def load_checkpoint(
         >>> report.step, report.state, report.problems
         (12, {'epoch': 3}, ())
     """
-    return _checkpoints().load(path, model, strict).report
+    return checkpoints().load(path, model, strict).report
 
 
 def latest_checkpoint(directory: str | os.PathLike[str]) -> Path | None:
@@ -108,56 +107,15 @@ def latest_checkpoint(directory: str | os.PathLike[str]) -> Path | None:
         >>> shardcore.latest_checkpoint(directory).name
         'step-00000012'
     """
-    return _checkpoints().latest(directory)
+    return checkpoints().latest(directory)
 
 
-def ShardedCheckpoint(  # noqa: N802 - it makes a Keras callback, named as those are
-    directory: str | os.PathLike[str],
-    *,
-    every_steps: int | None = None,
-    every_epochs: int | None = None,
-    every_minutes: float | None = None,
-    keep: int | None = None,
-    asynchronous: bool = True,
-    resume: bool = True,
-) -> "callback.ShardedCheckpoint":
-    """Returns a Keras callback that saves checkpoints while `fit` runs, and resumes from them.
+def checkpoints() -> "Checkpoints":
+    """Returns what saves and loads checkpoints in folders, for the installation.
 
-    Besides that of `save_checkpoint` it saves the epoch, the position in the data and the states
-    of `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint`; and that of each callback that
-    has `state_dict()` and `load_state_dict(state)`. Run the same program again after a crash, on
-    any mesh: `fit` goes on after the latest complete checkpoint, at the next step of its epoch.
-
-    Args:
-        directory: The directory of all checkpoints, on a file system that all hosts share.
-        every_steps: Every how many steps it saves.
-        every_epochs: Every how many epochs it saves; 1 if none of the three is given.
-        every_minutes: Every how many minutes it saves, after a step.
-        keep: How many complete checkpoints to keep, the newest ones; None for all.
-        asynchronous: Whether a thread writes while training goes on. The main thread copies the
-            shards to the memory of the host, which takes as much of it as they have bytes. It
-            waits for the thread before the next save, and at the end.
-        resume: Whether `fit` loads the latest complete checkpoint first.
-
-    Returns:
-        The callback. An error of the writing is raised on all ranks at the next save, or at the
-        end of `fit`.
-
-    Example:
-        >>> backup = shardcore.ShardedCheckpoint(directory, every_epochs=2, resume=False)
-        >>> history = model.fit(x, y, epochs=4, callbacks=[backup], verbose=0)
-        >>> shardcore.latest_checkpoint(directory).name
-        'step-00000012'
+    Raises:
+        EnvironmentProblem: If shardcore is not installed.
     """
-    from shardcore.binding.checkpoints import callback
-    from shardcore.binding.checkpoints.due import Due
-
-    checkpoints = _checkpoints()
-    due = Due(checkpoints.sessions, every_steps, every_epochs, every_minutes)
-    return callback.ShardedCheckpoint(checkpoints, directory, due, keep, asynchronous, resume)
-
-
-def _checkpoints() -> "Checkpoints":
     sessions = bootstrap.installation().binding.sessions
     from shardcore.adapters.checkpoints.store import FolderStore
     from shardcore.binding.checkpoints.checkpoints import Checkpoints

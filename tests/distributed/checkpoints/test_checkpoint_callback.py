@@ -227,3 +227,24 @@ def test_a_callback_of_the_user_is_saved_if_it_has_a_state(tmp_path):
 
     assert run_ranks(train, 2, 2) == [(2, [2.0, 2.0])] * 2
     assert run_ranks(train, 2, 3) == [(3, [3.0, 3.0])] * 2
+
+
+def test_a_subclass_reads_the_results_of_each_step(tmp_path):
+    """The callback itself reads none, so that steps need not compute them."""
+
+    class Reader(shardcore.ShardedCheckpoint):
+        def on_train_batch_end(self, batch, logs=None):
+            super().on_train_batch_end(batch, logs)
+            losses.append(logs["loss"])
+
+    def train(rank):
+        distribute((2, 1))
+        reader = Reader(tmp_path)
+        assert isinstance(reader, shardcore.ShardedCheckpoint)
+        build().fit(X, Y, batch_size=8, verbose=0, callbacks=[reader])
+        return losses, build().fit(X, Y, batch_size=8, verbose=0).history["loss"]
+
+    losses = []
+    for seen, [expected] in run_ranks(train, 2):
+        assert len(seen) == 3
+        assert seen[-1] == pytest.approx(expected, rel=1e-5)

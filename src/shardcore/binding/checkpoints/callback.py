@@ -26,14 +26,13 @@ class _Progress:
     of_epoch: int = 0
 
 
-class ShardedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
-    """Saves sharded checkpoints while `fit` runs, and lets it go on where the latest one ends.
+class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """The callback `shardcore.ShardedCheckpoint`, with the services that it uses.
 
-    `shardcore.ShardedCheckpoint` makes it, and has its arguments.
+    Saves sharded checkpoints while `fit` runs, and lets it go on where the latest one ends.
     """
 
     comes_last = True  # it saves the states of the other callbacks
-    reads_no_results = True  # between steps it needs no results of metrics
 
     def __init__(
         self,

@@ -213,7 +213,7 @@ def begin_later(
 
 def _reads_no_step(callback: Callback, phase: str) -> bool:
     """Returns whether its hooks between steps read no results, or do nothing."""
-    if getattr(callback, "reads_no_results", False):
+    if "reads_no_results" in vars(type(callback)):  # not of a base: a subclass may read them
         return True
     if type(callback) is ProgbarLogger:
         return bool(callback.verbose != 1 or (phase == "test" and callback._called_in_fit))
