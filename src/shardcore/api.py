@@ -110,7 +110,7 @@ def verify(model: KerasModel, batch: object = None) -> Verification:
 
     Raises:
         EnvironmentProblem: If shardcore is not installed.
-        StrategyError: If no distribution is set.
+        CallProblem: If no distribution is set.
 
     Example:
         >>> shardcore.verify(model, (x, y)).ok
@@ -139,8 +139,8 @@ def explain(model: KerasModel, batch: object, step: str = "train") -> Explanatio
 
     Raises:
         EnvironmentProblem: If shardcore is not installed.
-        StrategyError: If the model is not compiled, the batch or the step is not valid, or this is
-            not the main thread.
+        ArgumentProblem: If the batch or the step is not valid.
+        CallProblem: If the model is not compiled, or this is not the main thread.
 
     Example:
         >>> shardcore.explain(model, (x, y)).summary()
@@ -168,7 +168,8 @@ def agree(value: object, how: Literal["any", "all", "rank 0"] = "any") -> Any:
 
     Raises:
         EnvironmentProblem: If shardcore is not installed.
-        StrategyError: If `how` is none of these, or this is not the main thread.
+        ArgumentProblem: If `how` is none of these.
+        CallProblem: If this is not the main thread.
         RankMismatchError: If a rank does not call it, or with another `how`.
 
     Example:

@@ -51,7 +51,7 @@ def save_checkpoint(
     Raises:
         CheckpointError: If the model is not built, or the state is no JSON.
         RankMismatchError: If a rank does not call it, or with other arguments.
-        StrategyError: If it is called on another thread than the main one.
+        CallProblem: If it is called on another thread than the main one.
 
     Example:
         >>> shardcore.save_checkpoint(directory, model, step=12, state={"epoch": 3}).name

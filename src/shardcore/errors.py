@@ -9,7 +9,9 @@ Example:
 """
 
 from shardcore.domain.errors import (
+    ArgumentProblem,
     AuditError,
+    CallProblem,
     CheckpointError,
     EnvironmentProblem,
     LayoutError,
@@ -22,11 +24,13 @@ from shardcore.domain.errors import (
     RankMismatchError,
     RuleError,
     ShardcoreError,
+    ShardedTensorError,
     StrategyError,
 )
 
 __all__ = [
-    "AuditError", "CheckpointError", "EnvironmentProblem", "LayoutError", "MachineError",
-    "MeshError", "OtherRankFailed", "PluginError", "PolicyError", "RankFailed",
-    "RankMismatchError", "RuleError", "ShardcoreError", "StrategyError",
+    "ArgumentProblem", "AuditError", "CallProblem", "CheckpointError", "EnvironmentProblem",
+    "LayoutError", "MachineError", "MeshError", "OtherRankFailed", "PluginError", "PolicyError",
+    "RankFailed", "RankMismatchError", "RuleError", "ShardcoreError", "ShardedTensorError",
+    "StrategyError",
 ]  # fmt: skip

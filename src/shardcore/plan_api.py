@@ -135,7 +135,7 @@ def rules_report(model: KerasModel) -> RulesReport | None:
 
     Raises:
         EnvironmentProblem: If shardcore is not installed.
-        StrategyError: If no distribution is set.
+        CallProblem: If no distribution is set.
 
     Example:
         >>> shardcore.rules_report(model).unused_rules

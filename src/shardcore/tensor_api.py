@@ -39,7 +39,7 @@ def distribute_variable(
 
     Raises:
         LayoutError: If the layout does not fit the variable.
-        StrategyError: If no distribution is set.
+        CallProblem: If no distribution is set.
 
     Example:
         >>> shardcore.distribute_variable(model.weights[0], ("model", None)).path
@@ -64,7 +64,7 @@ def distribute_model(model: KerasModelT) -> KerasModelT:
 
     Raises:
         RankMismatchError: If a variable without a layout has other values on another rank.
-        StrategyError: If no distribution is set.
+        CallProblem: If no distribution is set.
 
     Example:
         >>> shardcore.distribute_model(model).weights[0].path
@@ -83,7 +83,7 @@ def distribute_tensor(tensor: Array, layout: LayoutLike) -> "Tensor":
 
     Raises:
         LayoutError: If the layout does not fit the tensor.
-        StrategyError: If no distribution is set.
+        CallProblem: If no distribution is set.
 
     Example:
         >>> shardcore.distribute_tensor(x, ("data", None)).shape  # the global shape
@@ -203,7 +203,8 @@ def parallelize_torch_module(
         RuleError: If a rule matches nothing, or two rules match one parameter.
         LayoutError: If a layout does not fit its parameter or the mesh.
         MeshError: If `mesh` is not that of the distribution.
-        StrategyError: If it is no module, is sharded already, or no distribution is set.
+        ArgumentProblem: If it is no module, or is sharded already.
+        CallProblem: If no distribution is set.
 
     Example:
         >>> import torch

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from shardcore.adapters.engine.tensor import ShardedTensor
-from shardcore.domain.errors import StrategyError
+from shardcore.domain.errors import ShardedTensorError
 
 # The modules of torch from which users import the functions.
 _MODULES_OF_TORCH = frozenset({"torch", "torch.utils.dlpack", "torch.distributed.fsdp"})
@@ -44,7 +44,7 @@ def _replace_data(undo: ExitStack) -> None:
 
     def set_data(tensor: torch.Tensor, value: Any) -> None:
         if isinstance(value, ShardedTensor) and not isinstance(tensor, ShardedTensor):
-            raise StrategyError(
+            raise ShardedTensorError(
                 f"x.data = value got a sharded value of shape {value.form.shape} in "
                 f"{value.form.layout} for an x that is not sharded, which cannot share its memory: "
                 "write x.data.copy_(value), or x.data = value.full_tensor(), which all ranks call "
@@ -87,7 +87,7 @@ def _refuse_sharded(module: Any, call: str) -> None:
     for part in module if isinstance(module, list | tuple) else [module]:
         for name, tensor in [*part.named_parameters(), *part.named_buffers()]:
             if isinstance(tensor, ShardedTensor):
-                raise StrategyError(
+                raise ShardedTensorError(
                     f"{call} expected a module of plain tensors, and {name!r} of "
                     f"{type(part).__name__} is sharded already, in {tensor.form.layout}. A model "
                     "under keras.distribution needs no FSDP: shardcore.plan(model, mesh, "

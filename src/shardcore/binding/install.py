@@ -31,7 +31,7 @@ from shardcore.binding.training.loss_scaling import LossScaling
 from shardcore.binding.training.steps import Steps
 from shardcore.binding.types import Original
 from shardcore.binding.variables import adoption, initial, quantized, variable
-from shardcore.domain.errors import StrategyError
+from shardcore.domain.errors import CallProblem
 from shardcore.ports.capture import StepCapture
 from shardcore.ports.strategy import StrategyEntry
 from shardcore.ports.types import OpenUpdateOnDevice
@@ -268,7 +268,7 @@ class Binding:
         """Refuses while a model runs: Keras would run torch's operators on sharded tensors."""
         for run in self.sessions.runs[:1]:
             name = run.trainer.name
-            raise StrategyError(
+            raise CallProblem(
                 f"uninstall() was called, by a callback for instance, while model {name!r} "
                 "is in fit, evaluate, predict or a step: call it when that has returned."
             )
@@ -280,7 +280,7 @@ class Binding:
             thread.name for thread in self._inside if thread is not here and thread.is_alive()
         ]
         if others:
-            raise StrategyError(
+            raise CallProblem(
                 f"uninstall() was called while thread {others[0]!r} has a distribution: leave its "
                 "scope there, or set_distribution(None), first."
             )

@@ -22,7 +22,8 @@ def estimate_memory(plan: "Plan", build: Callable[[], object], batch: object) ->
     Raises:
         PolicyError: If an argument is wrong, this process has joined a job, or the model or its
             step fails without values.
-        StrategyError: If the model is not compiled, or the batch is none.
+        ArgumentProblem: If the model or the batch is none.
+        CallProblem: If the model is not compiled.
     """
     from shardcore.adapters.job import process_group
 

@@ -11,7 +11,12 @@ import pluggy
 
 from shardcore import builtin_plugins
 from shardcore.bootstrap import plugin_calls
-from shardcore.domain.errors import PluginError, PolicyError, ShardcoreError, StrategyError
+from shardcore.domain.errors import (
+    PluginError,
+    PolicyError,
+    ShardcoreError,
+    StrategyError,
+)
 from shardcore.ports import hookspecs, policy, strategy
 from shardcore.ports.policy import PolicyEntry
 from shardcore.ports.strategy import StrategyEntry
@@ -242,7 +247,12 @@ def with_options(entry: StrategyEntry, options: dict[str, object]) -> StrategyEn
     for name, value in options.items():
         expected = _expected_values(name, value, known[name])
         if expected:
-            raise StrategyError(f"Strategy {entry.name!r} takes {expected}, got {value!r}.")
+            raise StrategyError(
+                f"Strategy {entry.name!r} takes {expected}, got {value!r}.",
+                name=name,
+                expected=expected,
+                got=repr(value),
+            )
     return attrs.evolve(entry, open=partial(entry.open, **options)) if options else entry
 
 

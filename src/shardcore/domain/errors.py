@@ -1,5 +1,7 @@
 """Every error that shardcore raises on purpose, under one root."""
 
+from collections.abc import Callable
+
 _ALLOWED = "\n\t"
 _REPLACEMENT = "\ufffd"
 
@@ -23,10 +25,55 @@ def printable(text: str) -> str:
 
 
 class ShardcoreError(Exception):
-    """The root of all errors of this package. Its message may be printed as it is."""
+    """The root of all errors of this package. Its message may be printed as it is.
 
-    def __init__(self, *args: object) -> None:
-        super().__init__(*(printable(arg) if isinstance(arg, str) else arg for arg in args))
+    Args:
+        message: The message; made of the others if it is not given.
+
+    Attributes:
+        name: What is wrong: an argument, a variable, a file, a setting.
+        expected: What was expected.
+        got: What came.
+        remedy: What to do.
+        rank: The rank of which it is known.
+    All are texts but the rank, and None where an error has none.
+
+    Example:
+        >>> error = ShardcoreError(name="agree(how)", expected='"any" or "all"', got="'most'")
+        >>> print(error)
+        Expected "any" or "all" for agree(how), got 'most'.
+        >>> error.name, error.remedy
+        ('agree(how)', None)
+    """
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        name: str | None = None,
+        expected: str | None = None,
+        got: str | None = None,
+        remedy: str | None = None,
+        rank: int | None = None,
+    ) -> None:
+        self.name, self.expected, self.got = name, expected, got
+        self.remedy, self.rank = remedy, rank
+        super().__init__(printable(self._text() if message is None else message))
+
+    def _text(self) -> str:
+        subject = "" if self.name is None else f" for {self.name}"
+        remedy = "" if self.remedy is None else f": {self.remedy}"
+        return f"Expected {self.expected}{subject}, got {self.got}{remedy}."
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]]:
+        """Returns how it is pickled, for another rank: its class, message and attributes."""
+        return _unpickle, (type(self), self.args), self.__dict__
+
+
+def _unpickle(kind: type[ShardcoreError], args: tuple[object, ...]) -> ShardcoreError:
+    error = kind.__new__(kind)
+    error.args = args
+    return error
 
 
 class MeshError(ShardcoreError, ValueError):
@@ -41,8 +88,20 @@ class RuleError(ShardcoreError, ValueError):
     """A path rule that is malformed, or rules that contradict each other."""
 
 
+class ArgumentProblem(ShardcoreError, ValueError):  # noqa: N818, ArgumentError is argparse's
+    """An argument that a function of shardcore cannot use."""
+
+
+class CallProblem(ShardcoreError, RuntimeError):  # noqa: N818 - as the one above
+    """A call at a time or on a thread at which it cannot work."""
+
+
+class ShardedTensorError(ShardcoreError, RuntimeError):
+    """An operation that a sharded tensor does not have."""
+
+
 class StrategyError(ShardcoreError, RuntimeError):
-    """A strategy that does not exist or cannot be used here."""
+    """A strategy that does not exist, cannot be used here, or breaks its contract."""
 
 
 class EnvironmentProblem(ShardcoreError, RuntimeError):  # noqa: N818, EnvironmentError is Python's
@@ -57,8 +116,18 @@ class RankMismatchError(ShardcoreError, RuntimeError):
             longer at one place of the program.
     """
 
-    def __init__(self, message: str, *, waited_in_vain: bool = False) -> None:
-        super().__init__(message)
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        waited_in_vain: bool = False,
+        name: str | None = None,
+        expected: str | None = None,
+        got: str | None = None,
+        remedy: str | None = None,
+        rank: int | None = None,
+    ) -> None:
+        super().__init__(message, name=name, expected=expected, got=got, remedy=remedy, rank=rank)
         self.waited_in_vain = waited_in_vain
 
 
@@ -69,17 +138,11 @@ class OtherRankFailed(ShardcoreError, RuntimeError):  # noqa: N818 - it says wha
 class RankFailed(ShardcoreError, RuntimeError):  # noqa: N818 - it says what happened
     """A rank that this process started raised, died or did not end in time.
 
-    Attributes:
-        rank: The first rank that failed.
+    Its attribute `rank` is the first rank that failed.
     """
 
     def __init__(self, rank: int, message: str) -> None:
-        super().__init__(message)
-        self.rank = rank
-
-    def __reduce__(self) -> tuple[type["RankFailed"], tuple[int, str]]:
-        """Returns how it is pickled: a rank may have started ranks itself."""
-        return type(self), (self.rank, str(self))
+        super().__init__(message, rank=rank)
 
     def _render_traceback_(self) -> list[str]:
         """Returns what IPython shows: the frames of the rank, and none of the call that waited."""

@@ -9,7 +9,7 @@ import attrs
 from rich.table import Table
 from rich.text import Text
 
-from shardcore.domain.errors import StrategyError
+from shardcore.domain.errors import ArgumentProblem
 from shardcore.domain.explanation.advice import rules_as_code
 from shardcore.domain.explanation.collectives import Collective, Explained
 from shardcore.reporting.picture.step import html, svg
@@ -106,12 +106,14 @@ class Explanation(Explained, Report):
             The path.
 
         Raises:
-            StrategyError: If it ends in something else.
+            ArgumentProblem: If it ends in something else.
         """
         path = Path(path)
         if path.suffix not in (".svg", ".html"):
-            raise StrategyError(
-                f'An explanation is saved as "step.svg" or "step.html", got {str(path)!r}.'
+            raise ArgumentProblem(
+                name="Explanation.save(path)",
+                expected='a file that ends in ".svg" or ".html"',
+                got=repr(str(path)),
             )
         picture = svg(self, self.title(), self.summary())
         page = picture if path.suffix == ".svg" else html(self.title(), picture, self.text(10_000))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import shardcore
-from shardcore.domain.errors import RankMismatchError, StrategyError
+from shardcore.domain.errors import ArgumentProblem, RankMismatchError
 from shardcore.testing import RankFailed, run_ranks
 from tests.distributed.programs import distribute
 
@@ -20,7 +20,7 @@ def test_the_ranks_agree():
         before = shardcore.agree(rank == 1)  # before a distribution is set
         distribute((1, 2))
         ways = [shardcore.agree(rank == 1, how) for how in ("any", "all")]
-        with pytest.raises(StrategyError, match=r'"rank 0", got \'most\''):
+        with pytest.raises(ArgumentProblem, match=r'"rank 0" for agree\(how\), got \'most\''):
             shardcore.agree(True, "most")
         return before, *ways, shardcore.agree({"step": rank}, "rank 0")
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import shardcore
-from shardcore.domain.errors import RankMismatchError, StrategyError
+from shardcore.domain.errors import CallProblem, RankMismatchError
 from shardcore.testing import run_ranks
 from tests.distributed.programs import assert_fails_everywhere, distribute
 from tests.distributed.regression import KERNEL, X, build, fit
@@ -104,7 +104,7 @@ def test_a_thread_without_the_order_of_the_others_may_not_assign():
                 rate.assign(0.01)
 
         refused = on_a_thread(lambda: rate.assign(0.5))
-        assert isinstance(refused, StrategyError)
+        assert isinstance(refused, CallProblem)
         assert "learning_rate" in str(refused)
         assert "async_safe" in str(refused)
         # What a pipeline draws counts the draws, whenever they are made.
@@ -122,7 +122,7 @@ def test_uninstall_waits_until_fit_has_returned():
         callbacks = keras.callbacks.LambdaCallback
         for hook in ("on_train_batch_end", "on_epoch_end", "on_test_begin"):
             with pytest.raises(
-                StrategyError, match=r"uninstall.*'sequential.*when that has returned"
+                CallProblem, match=r"uninstall.*'sequential.*when that has returned"
             ):
                 fit(
                     model,

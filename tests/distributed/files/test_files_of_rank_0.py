@@ -73,7 +73,7 @@ def test_a_file_that_cannot_be_written_is_one_error_on_every_rank_and_all_go_on(
     # h5py puts its own words around the errno: the kind is what a program catches.
     assert [name for name, _, _ in caught] == [
         "FileNotFoundError", "FileNotFoundError", "OSError", "OSError", "KeyError",
-        "IsADirectoryError", "StrategyError",
+        "IsADirectoryError", "ShardcoreError",
     ]  # fmt: skip
     assert [each[:2] for each in caught] == [each[:2] for each in others]
     assert "Rank 0 could not save" in caught[0][2][0]

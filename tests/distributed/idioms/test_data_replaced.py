@@ -7,7 +7,7 @@ import torch
 from torch.nn.utils import parameters_to_vector, prune, vector_to_parameters
 
 import shardcore
-from shardcore.domain.errors import StrategyError
+from shardcore.domain.errors import ShardedTensorError
 from shardcore.testing import run_ranks
 from tests.distributed.capture.steps import messages
 from tests.distributed.idioms.running import A, B, make, run_idioms
@@ -116,7 +116,9 @@ def test_another_shape_is_an_error():
         distribute((1, 2))
         x = make(A, "last")
         for value, found in ((torch.ones(2, 6), r"\(2, 6\)"), (3.0, "float")):
-            with pytest.raises(StrategyError, match=rf"shape \(4, 6\).*got {found}: make a new"):
+            with pytest.raises(
+                ShardedTensorError, match=rf"shape \(4, 6\).*got {found}: make a new"
+            ):
                 x.data = value
 
     run_ranks(program, 2)
@@ -131,12 +133,12 @@ def test_a_plain_tensor_gets_no_sharded_value(strategy):
         plain = [torch.zeros(4, 6), weight, weight.grad]
         for x in plain:
             with pytest.raises(
-                StrategyError, match=r"x that is not sharded.*full_tensor.*to_local"
+                ShardedTensorError, match=r"x that is not sharded.*full_tensor.*to_local"
             ):
                 x.data = value
             x.data = value.full_tensor()
             assert torch.equal(x, torch.tensor(A))
-        with pytest.raises(StrategyError, match="x that is not sharded"):
+        with pytest.raises(ShardedTensorError, match="x that is not sharded"):
             vector_to_parameters(value.reshape(-1), [weight])
         shardcore.uninstall()
         assert "data" not in vars(torch.Tensor)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.dlpack import to_dlpack  # before it is replaced
 
-from shardcore.domain.errors import StrategyError
+from shardcore.domain.errors import ShardedTensorError
 from shardcore.testing import run_ranks
 from tests.distributed.idioms.running import LAYOUTS, A, B, make, run_idioms
 from tests.distributed.programs import distribute
@@ -85,11 +85,11 @@ def test_memory_is_refused_with_a_remedy(strategy):
         for layout in LAYOUTS:
             x = make(A, layout)
             for name in NEED_MEMORY:
-                with pytest.raises(StrategyError, match=rf"{name}\(\).*full_tensor.*to_local"):
+                with pytest.raises(ShardedTensorError, match=rf"{name}\(\).*full_tensor.*to_local"):
                     getattr(x, name)()
         module = torch.nn.Linear(6, 4)
         module.weight = torch.nn.Parameter(make(A, "last"))
-        with pytest.raises(StrategyError, match="share_memory_"):
+        with pytest.raises(ShardedTensorError, match="share_memory_"):
             module.share_memory()
         # Torch's own code gets what it asks for: an LSTM of cuDNN compares addresses of weights.
         recurrent = torch.nn.LSTM(6, 4)

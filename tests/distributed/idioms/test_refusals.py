@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
-from shardcore.domain.errors import StrategyError
+from shardcore.domain.errors import ShardedTensorError
 from shardcore.testing import run_ranks
 from tests.distributed.idioms.running import A, B, make
 from tests.distributed.programs import distribute
@@ -24,18 +24,22 @@ def test_wrappers_and_collectives_of_torch(strategy):
     def program(rank):
         distribute((1, 2), {"head/kernel": (None, "model")}, strategy=strategy)
         sharded = model()
-        with pytest.raises(StrategyError, match=r"needs no DistributedDataParallel.*to_local"):
+        with pytest.raises(ShardedTensorError, match=r"needs no DistributedDataParallel.*to_local"):
             torch.nn.parallel.DistributedDataParallel(sharded)
-        with pytest.raises(StrategyError, match=r"_torch_params.*sharded already.*'fully_sharded'"):
+        with pytest.raises(
+            ShardedTensorError, match=r"_torch_params.*sharded already.*'fully_sharded'"
+        ):
             fully_shard(sharded)
-        with pytest.raises(StrategyError, match=r"FullyShardedDataParallel\(\) .*sharded already"):
+        with pytest.raises(
+            ShardedTensorError, match=r"FullyShardedDataParallel\(\) .*sharded already"
+        ):
             FullyShardedDataParallel(sharded)
         module = torch.nn.Sequential(torch.nn.Linear(6, 4))
         module[0].weight = torch.nn.Parameter(make(A, "last"))
-        with pytest.raises(StrategyError, match=r"'0.weight' of Sequential is sharded"):
+        with pytest.raises(ShardedTensorError, match=r"'0.weight' of Sequential is sharded"):
             torch.distributed.fsdp.fully_shard(module)
         fully_shard(torch.nn.Linear(6, 4))  # on plain tensors as ever
-        with pytest.raises(StrategyError, match=r"allreduce.*got a sharded tensor"):
+        with pytest.raises(ShardedTensorError, match=r"allreduce.*got a sharded tensor"):
             dist.all_reduce(sharded.layers[0].kernel.value.detach())
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's, while it loads its compiler
@@ -63,7 +67,7 @@ def test_values_of_another_mesh(strategy):
             lambda: kernel.assign(foreign.T),
         ]
         for write in writes:
-            with pytest.raises(StrategyError, match="of two distributions"):
+            with pytest.raises(ShardedTensorError, match="of two distributions"):
                 write()
 
     run_ranks(program, 2)

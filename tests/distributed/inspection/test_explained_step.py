@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import shardcore
-from shardcore.domain.errors import StrategyError
+from shardcore.domain.errors import ArgumentProblem, CallProblem
 from shardcore.testing import run_ranks
 from tests.distributed.inspection.explained import X, Y, compiled, distribute_by, net
 from tests.distributed.programs import distribute, local
@@ -105,21 +105,33 @@ def test_without_ranks_nothing_is_moved_and_it_says_so():
 
 
 NO_EXPLANATIONS = [
-    (lambda model: (model, (X, Y), "fit"), "has the steps"),
-    (lambda model: ("model", (X, Y)), "takes a Keras model, got str"),
-    (lambda model: (keras.Sequential([keras.layers.Dense(1)]), (X, Y)), "not compiled"),
-    (lambda model: (model, X), r"takes \(x, y\) or .* got ndarray of shape \(8, 16\)"),
-    (lambda model: (model, None), "got NoneType"),
-    (lambda model: (model, (X, Y[:4])), r"as many rows each, got \(\(8, 16\) float32, \(4, 8\)"),
-    (lambda model: (model, (None, Y)), "takes one batch"),
+    (
+        lambda model: (model, (X, Y), "fit"),
+        ArgumentProblem,
+        r"one of .*'test'.* for explain\(step\), got 'fit'",
+    ),
+    (lambda model: ("model", (X, Y)), ArgumentProblem, "a Keras model for .*, got str"),
+    (
+        lambda model: (keras.Sequential([keras.layers.Dense(1)]), (X, Y)),
+        CallProblem,
+        "not compiled",
+    ),
+    (lambda model: (model, X), ArgumentProblem, r"\(x, y\) or .* got ndarray of shape \(8, 16\)"),
+    (lambda model: (model, None), ArgumentProblem, "got NoneType"),
+    (
+        lambda model: (model, (X, Y[:4])),
+        ArgumentProblem,
+        r"as many rows each for .* got \(\(8, 16\) float32, \(4, 8\)",
+    ),
+    (lambda model: (model, (None, Y)), ArgumentProblem, r"for explain\(batch\)"),
 ]
 
 
 def test_a_step_that_cannot_be_explained_is_an_error():
     def program(rank):
         shardcore.install()
-        for call, says in NO_EXPLANATIONS:
-            with pytest.raises(StrategyError, match=says):
+        for call, kind, says in NO_EXPLANATIONS:
+            with pytest.raises(kind, match=says):
                 shardcore.explain(*call(net()))
 
     run_ranks(program, 1)
@@ -133,7 +145,7 @@ def test_another_thread_is_refused():
         def attempt():
             try:
                 shardcore.explain(model, (X, Y))
-            except StrategyError as error:
+            except CallProblem as error:
                 errors.append(str(error))
 
         thread = threading.Thread(target=attempt)

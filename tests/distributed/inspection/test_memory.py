@@ -5,7 +5,7 @@ import torch
 
 from shardcore.adapters.engine.library import open_engine
 from shardcore.adapters.engine.tensor_classes.dtensors import DTensors
-from shardcore.domain.errors import StrategyError
+from shardcore.domain.errors import ShardedTensorError
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.placements import Segments
@@ -130,7 +130,7 @@ def pending_with_views(rank):
     x.t_()
     assert torch.equal(tensors.full_tensor(x), 2 * VALUES.t())
     row = viewed[1]
-    with pytest.raises(StrategyError, match=r"t_\(\) cannot change .* take t\(\)"):
+    with pytest.raises(ShardedTensorError, match=r"t_\(\) cannot change .* take t\(\)"):
         viewed.t_()
     return tensors.full_tensor(row)
 

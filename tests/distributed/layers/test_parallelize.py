@@ -12,7 +12,7 @@ from torch import nn
 
 import shardcore
 from shardcore.binding.training.loops import COMPARED
-from shardcore.domain.errors import LayoutError, MeshError, RuleError, StrategyError
+from shardcore.domain.errors import ArgumentProblem, CallProblem, LayoutError, MeshError, RuleError
 from shardcore.domain.mesh import Mesh
 from shardcore.testing import count_collectives, run_ranks
 from tests.distributed.layers.torch_zoo import MEGATRON, ROWS, Text, mlp, wrapped
@@ -92,10 +92,10 @@ def test_a_module_that_cannot_be_parallelized_is_refused_by_name():
     def program(rank):
         parallelize = shardcore.parallelize_torch_module
         shardcore.install(STRATEGY)
-        with pytest.raises(StrategyError, match="No distribution is set"):
+        with pytest.raises(CallProblem, match="No distribution is set"):
             parallelize(mlp(), Mesh((1, 2), ("data", "model")), {})
         mesh = distribute((1, 2), {}).device_mesh
-        with pytest.raises(StrategyError, match=r"takes a torch\.nn\.Module, got function"):
+        with pytest.raises(ArgumentProblem, match=r"a torch\.nn\.Module for .*, got function"):
             parallelize(mlp, mesh, {})
         with pytest.raises(MeshError, match="the distribution that is set is over"):
             parallelize(mlp(), Mesh((2, 1), ("data", "model")), {})
@@ -113,11 +113,11 @@ def test_a_module_that_cannot_be_parallelized_is_refused_by_name():
             parallelize(tied, mesh, twice)
         assert placements(tied.table.weight) == "plain"  # nothing is done by halves
         laid_out = parallelize(mlp(), mesh, MEGATRON)
-        with pytest.raises(StrategyError, match=r"'0\.weight' is already laid out"):
+        with pytest.raises(ArgumentProblem, match=r"'0\.weight' is already laid out"):
             parallelize(laid_out, mesh, MEGATRON)
         with warnings.catch_warnings(action="ignore"):  # torch's, that TorchScript is old
             script = torch.jit.script(mlp())
-        with pytest.raises(StrategyError, match=r"'0\.weight' of .* cannot be laid out"):
+        with pytest.raises(ArgumentProblem, match=r"'0\.weight' of .* cannot be laid out"):
             wrapped(script)
         distribute((1, 2), {"mlp/0/weight": (None, "model")})
         with pytest.raises(LayoutError, match=r"Rule 'mlp/0/weight' of the layout map"):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import shardcore
-from shardcore.domain.errors import StrategyError
+from shardcore.domain.errors import CallProblem
 from shardcore.testing import run_ranks
 from tests.distributed.programs import (
     as_arrays,
@@ -107,7 +107,7 @@ def test_a_collective_on_a_thread_without_a_scope_is_an_error_on_every_rank():
 
     for errors in run_ranks(program, 2):
         for error in errors:
-            assert isinstance(error, StrategyError), error
+            assert isinstance(error, CallProblem), error
             assert "'mine'" in str(error)
             assert "distribution.scope()" in str(error)
 
@@ -206,7 +206,7 @@ def test_uninstall_waits_for_no_thread_but_names_it():
         thread = threading.Thread(target=stay, name="mine")
         thread.start()
         inside.wait(10)
-        with pytest.raises(StrategyError, match="thread 'mine' has a distribution"):
+        with pytest.raises(CallProblem, match="thread 'mine' has a distribution"):
             shardcore.uninstall()
         leave.set()
         thread.join()

@@ -6,7 +6,7 @@ import torch
 
 import shardcore
 from shardcore.adapters.engine import redistributed
-from shardcore.domain.errors import StrategyError
+from shardcore.domain.errors import ShardedTensorError
 from shardcore.testing import run_ranks
 from tests.distributed.programs import distribute
 
@@ -81,7 +81,7 @@ def test_as_strided_of_a_view_that_is_not_contiguous_is_refused_and_of_a_copy_ri
     def program(rank):
         with distribute((2, 1)).scope():
             tensor = shardcore.distribute_tensor(values, ("data", None))
-            with pytest.raises(StrategyError, match=r"give it x\.contiguous\(\)"):
+            with pytest.raises(ShardedTensorError, match=r"give it x\.contiguous\(\)"):
                 torch.as_strided(tensor.t(), (2, 2), (1, 3))
             copied = torch.as_strided(tensor.t().contiguous(), (2, 2), (1, 6))
             return copied.full_tensor().numpy()

@@ -10,7 +10,7 @@ import torch
 
 import shardcore
 from shardcore.adapters.engine.tensor_classes.local_shards import LocalShardTensor
-from shardcore.domain.errors import MeshError, StrategyError
+from shardcore.domain.errors import CallProblem, MeshError, RankMismatchError, StrategyError
 from shardcore.testing import run_ranks
 from tests import warm
 from tests.distributed.strategies.manual import (
@@ -84,7 +84,7 @@ def test_a_backward_pass_on_a_thread_without_a_distribution_is_refused():
         model = perceptron()
         x = shardcore.distribute_tensor(torch.tensor(ROWS), ("data", None))
         loss = model(x).sum()
-        with ThreadPoolExecutor(1) as pool, pytest.raises(StrategyError, match="collective"):
+        with ThreadPoolExecutor(1) as pool, pytest.raises(CallProblem, match="collective"):
             pool.submit(loss.backward).result(timeout=20)
 
     run_ranks(program, 2)
@@ -161,7 +161,9 @@ def test_ranks_with_different_options_get_an_error_on_all_ranks(strategy):
 
     def program(rank):
         options = {"links": {"model": shardcore.Link(latency=1.0)}} if rank else {}
-        with pytest.raises(StrategyError, match=r"and rank 1 with .*latency=1.0.* on every rank"):
+        with pytest.raises(
+            RankMismatchError, match=r"and rank 1 with .*latency=1.0.* on every rank"
+        ):
             distribute((1, 2), {}, strategy, **options)
 
     run_ranks(program, 2)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import shardcore
-from shardcore.domain.errors import StrategyError
+from shardcore.domain.errors import ShardedTensorError
 from shardcore.testing import run_ranks
 from tests.distributed.strategies.manual import ROWS, distribute
 from tests.fallbacks import fallbacks, forget_fallbacks
@@ -119,7 +119,9 @@ def test_out_of_another_shape_is_refused():
     def program(rank):
         distribute((2, 1), {})
         x = shardcore.distribute_tensor(torch.tensor(ROWS), ("data", None))
-        with pytest.raises(StrategyError, match=r"\(6,\) into a sharded tensor of shape \(0, 6\)"):
+        with pytest.raises(
+            ShardedTensorError, match=r"\(6,\) into a sharded tensor of shape \(0, 6\)"
+        ):
             torch.add(x[0], 1.0, out=torch.zeros_like(x[:0]))
         y = torch.zeros_like(x)
         return torch.add(x, 1.0, out=y) is y, y.numpy() - ROWS

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import shardcore
-from shardcore.domain.errors import RankMismatchError, StrategyError
+from shardcore.domain.errors import CallProblem, RankMismatchError
 from shardcore.testing import run_ranks
 from tests.distributed.programs import (
     assert_close,
@@ -168,7 +168,7 @@ def test_a_model_of_another_mesh_is_refused_with_the_remedy():
         distribute((1, 2), RULES)
         fitted(model)
 
-    assert_fails_everywhere(program, 2, error=StrategyError, match=r"distribute_model\(model\)")
+    assert_fails_everywhere(program, 2, error=CallProblem, match=r"distribute_model\(model\)")
 
 
 def test_values_that_differ_between_ranks_are_refused():

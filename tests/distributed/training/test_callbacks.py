@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import shardcore
-from shardcore.domain.errors import StrategyError
+from shardcore.domain.errors import CallProblem
 from shardcore.testing import run_ranks
 from tests.distributed.files.test_files import X, Y, build, distribute
 
@@ -233,7 +233,7 @@ def test_orbax_is_refused():
     def refuse(rank):
         distribute((1, 2))
         callback = object.__new__(CALLBACKS.OrbaxCheckpoint)  # made, it asks for Orbax
-        with pytest.raises(StrategyError, match="Use ModelCheckpoint"):
+        with pytest.raises(CallProblem, match="Use ModelCheckpoint"):
             callback.set_model(build())
 
     run_ranks(refuse, 2)

@@ -7,7 +7,7 @@ import keras
 
 import shardcore
 from shardcore import bootstrap
-from shardcore.domain.errors import StrategyError
+from shardcore.domain.errors import CallProblem
 from shardcore.testing import run_ranks
 from tests.distributed.programs import assert_fails_everywhere, distribute
 from tests.distributed.regression import KERNEL, X, build, fit
@@ -44,7 +44,7 @@ def test_a_model_of_another_mesh_is_named():
             fit(model)
 
     assert_fails_everywhere(
-        program, 2, error=StrategyError,
+        program, 2, error=CallProblem,
         match=r"hidden/kernel.*over mesh \(data=2, model=1\).*set is over mesh \(data=1, model=2\)",
     )  # fmt: skip
 

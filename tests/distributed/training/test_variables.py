@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import shardcore
-from shardcore.domain.errors import StrategyError
+from shardcore.domain.errors import ArgumentProblem, ShardedTensorError
 from shardcore.testing import run_ranks
 from tests.distributed.programs import (
     DEVICE,
@@ -203,7 +203,7 @@ def test_states_that_are_deep_copied_are_loaded_again():
         optimizer.load_state_dict(state)
         step()
         if mesh:
-            with pytest.raises(StrategyError, match="full_tensor"):
+            with pytest.raises(ShardedTensorError, match="full_tensor"):
                 torch.save(weights, io.BytesIO())
         return {v.path: v.numpy() for v in model.variables}
 
@@ -244,4 +244,4 @@ def test_a_parameter_that_other_code_holds_is_refused():
         distribute((2, 1))
         keras.Variable(torch.nn.Parameter(torch.ones(2, device=DEVICE)))
 
-    assert_fails_everywhere(program, 2, error=StrategyError, match="was given a torch Parameter")
+    assert_fails_everywhere(program, 2, error=ArgumentProblem, match="was given a torch Parameter")

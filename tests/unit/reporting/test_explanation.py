@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ElementTree
 import attrs
 import pytest
 
-from shardcore.domain.errors import StrategyError
+from shardcore.domain.errors import ArgumentProblem
 from shardcore.domain.explanation.collectives import (
     Avoidable,
     Collective,
@@ -230,5 +230,5 @@ def test_a_picture_of_less(changes, tmp_path):
 
 
 def test_other_files_are_refused():
-    with pytest.raises(StrategyError, match=r"saved as \"step.svg\" or .* got 'step.png'"):
+    with pytest.raises(ArgumentProblem, match=r"\".svg\" or .* got 'step.png'"):
         explanation().save("step.png")

@@ -17,7 +17,7 @@ from shardcore.adapters.engine.plans.task import Handler, Operator, Planner, ope
 from shardcore.adapters.engine.redistributed import Redistributed, find_copy
 from shardcore.adapters.engine.tensor import ShardedTensor, is_dense
 from shardcore.adapters.engine.writes import note_view, refresh, run_full, run_full_and_store, write
-from shardcore.domain.errors import StrategyError
+from shardcore.domain.errors import ShardedTensorError
 
 aten = torch.ops.aten
 
@@ -87,7 +87,7 @@ def _route(operator: Operator) -> _Route | Handler:
 
 
 def _refuse_collective(operator: Operator, *_args: object, **_kwargs: object) -> Any:
-    raise StrategyError(
+    raise ShardedTensorError(
         f"A collective of torch.distributed ({operator}) got a sharded tensor, of which ranks have "
         "other elements. A model under keras.distribution needs no DistributedDataParallel, no "
         "FSDP and no collective of your own: its gradients are reduced already. Give collectives "

@@ -13,7 +13,7 @@ from shardcore.adapters import torch_private
 from shardcore.adapters.engine.redistributed import UnshardedWeights
 from shardcore.adapters.engine.tensor import Form, Memory, ShardedTensor
 from shardcore.adapters.job import process_group
-from shardcore.domain.errors import StrategyError
+from shardcore.domain.errors import ShardedTensorError
 from shardcore.domain.layout import Layout
 from shardcore.domain.machines.collective_cost import Costs
 from shardcore.domain.strides import contiguous_strides
@@ -57,7 +57,7 @@ class Engine:
 
     def __reduce__(self) -> Any:
         """Refuses to be pickled, with the sharded tensors that have this engine."""
-        raise StrategyError(
+        raise ShardedTensorError(
             "A sharded tensor cannot be pickled, so torch.save cannot write it: this process has "
             "its shard only. Save the model by save_weights or shardcore.save_checkpoint, or what "
             "full_tensor() returns, which all ranks call."
@@ -117,7 +117,7 @@ class Engine:
         """Returns a tensor as a sharded one, also one of another library; None for a plain one.
 
         Raises:
-            StrategyError: If it is sharded over another mesh.
+            ShardedTensorError: If it is sharded over another mesh.
         """
         if not isinstance(tensor, ShardedTensor):
             return self.classes.adopt(self, tensor)
@@ -128,10 +128,10 @@ class Engine:
         """Checks that `tensor` is over the mesh of this engine.
 
         Raises:
-            StrategyError: If it is over another one.
+            ShardedTensorError: If it is over another one.
         """
         if tensor.engine is not self:
-            raise StrategyError(
+            raise ShardedTensorError(
                 "One operator got sharded tensors of two distributions (meshes "
                 f"{tensor.engine.world.mesh} and {self.world.mesh}): build the model and its data "
                 "under one keras.distribution, or move a model by shardcore.distribute_model()."

@@ -19,7 +19,7 @@ from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import shard_like
 from shardcore.adapters.job import exchange, process_group
 from shardcore.adapters.job.threads import communicating
-from shardcore.domain.errors import StrategyError
+from shardcore.domain.errors import RankMismatchError
 from shardcore.domain.layout import Layout
 from shardcore.domain.machines.collective_cost import Costs, Link, links_of
 from shardcore.domain.steps.gradients import is_reduced_at_output, layout_at_output
@@ -62,7 +62,7 @@ def _hosts(options: str) -> tuple[str, ...]:
     first = of_ranks[0][0]
     for rank, (other, _) in enumerate(of_ranks):
         if other != first:
-            raise StrategyError(
+            raise RankMismatchError(
                 f"Rank 0 installed its strategy with {first}, and rank {rank} with {other}: "
                 "give shardcore.install() the same options on every rank."
             )

@@ -10,7 +10,7 @@ import attrs
 import torch
 
 from shardcore.adapters.job import exchange
-from shardcore.domain.errors import StrategyError
+from shardcore.domain.errors import ShardedTensorError
 from shardcore.domain.layout import Layout
 from shardcore.domain.placements import Replicate
 from shardcore.domain.strides import contiguous_strides
@@ -114,7 +114,7 @@ class ShardedTensor(_Base):
         """Returns a copy in new memory, over the same mesh, for `copy.deepcopy`."""
         if id(self) not in memo:
             if not self.is_leaf:
-                raise StrategyError(
+                raise ShardedTensorError(
                     f"A tensor of shape {self.form.shape} that was computed with gradients cannot "
                     "be copied by copy.deepcopy, as in torch: copy detach() of it."
                 )

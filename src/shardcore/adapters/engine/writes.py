@@ -17,7 +17,7 @@ from shardcore.adapters.engine.tensor import Copied, Memory, ShardedTensor, is_d
 from shardcore.adapters.torch_private import is_view, tree_leaves, tree_map_only, written_operands
 from shardcore.adapters.torch_private.operators import Operator
 from shardcore.domain.derived_layouts import broadcast_layout
-from shardcore.domain.errors import StrategyError
+from shardcore.domain.errors import ShardedTensorError
 from shardcore.domain.rules.rule import fits
 
 aten = torch.ops.aten
@@ -74,7 +74,7 @@ def reshape(operator: Operator, target: ShardedTensor, *args: object) -> Any:
     """Runs `squeeze_` and similar operators: the tensor becomes the result of `squeeze`."""
     if target.form.is_pending and target.copied is None and target.memory.is_viewed:
         name = torch_private.aten_name(operator)
-        raise StrategyError(
+        raise ShardedTensorError(
             f"{name}_() cannot change the shape of a partial sum in place once there are views of "
             f"it: take {name}(), which returns another tensor."
         )
@@ -95,7 +95,7 @@ def replace_memory(target: ShardedTensor, value: torch.Tensor) -> None:
     """
     if not isinstance(value, torch.Tensor) or tuple(value.shape) != target.form.shape:
         given = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-        raise StrategyError(
+        raise ShardedTensorError(
             f"x.data = value expected a tensor of shape {target.form.shape}, which a sharded "
             f"tensor keeps, and got {given}: make a new variable or parameter of the other shape."
         )
@@ -242,7 +242,7 @@ def run_full_and_store(operator: Operator, *args: object, **kwargs: object) -> A
     for target in targets:
         value = values[id(target)]
         if value.shape != target.shape:
-            raise StrategyError(
+            raise ShardedTensorError(
                 f"{operator} writes a tensor of shape {tuple(value.shape)} into a sharded tensor "
                 f"of shape {tuple(target.shape)}, and the shape of a sharded tensor cannot change: "
                 "give one of the shape of the result, or none."

@@ -17,12 +17,7 @@ from attrs import evolve, frozen
 from shardcore.adapters.job import process_group, signed_store
 from shardcore.adapters.job.rounds import Round
 from shardcore.adapters.job.signed_store import SignedStore
-from shardcore.domain.errors import (
-    RankMismatchError,
-    ShardcoreError,
-    StrategyError,
-    mark_shared,
-)
+from shardcore.domain.errors import CallProblem, RankMismatchError, ShardcoreError, mark_shared
 from shardcore.reporting.errors import say, user_line
 
 # The seconds after which a rank says for whom it waits.
@@ -87,7 +82,7 @@ def gather(value: _T, what: str = "a comparison of values") -> list[_T]:
         what: The call that needs it, for the error: "fit() of model 'net'".
 
     Raises:
-        StrategyError: If called outside the main thread.
+        CallProblem: If called outside the main thread.
         RankMismatchError: If a rank is at another call, has ended, waits in a collective of
             tensors, or does not come within `SHARDCORE_TIMEOUT`.
         Exception: The value of a rank that is at another call, if it is an error.
@@ -166,7 +161,7 @@ def is_main_thread() -> bool:
 
 def _check_thread() -> None:
     if not is_main_thread():
-        raise StrategyError(
+        raise CallProblem(
             "Expected values to be gathered on the main thread, but it was on thread "
             f"{threading.current_thread().name!r}. Do it before handing work to a thread."
         )

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from attrs import frozen
 
-from shardcore.domain.errors import EnvironmentProblem, StrategyError
+from shardcore.domain.errors import CallProblem, EnvironmentProblem
 from shardcore.reporting.errors import say
 
 if TYPE_CHECKING:  # a torch without torch.distributed has no stores
@@ -75,11 +75,11 @@ def secret() -> bytes:
     """Returns the secret of the ranks.
 
     Raises:
-        StrategyError: If they share none.
+        CallProblem: If they share none.
     """
     shared = _SECRETS.get(dist.group.WORLD)
     if shared is None:
-        raise StrategyError(
+        raise CallProblem(
             "Expected the ranks to share a secret before they exchange values: call "
             "keras.distribution.initialize(), or set a distribution, on all ranks first."
         )

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from shardcore.domain.errors import StrategyError
+from shardcore.domain.errors import CallProblem
 
 
 class _Thread(threading.local):
@@ -29,7 +29,7 @@ def check_thread() -> None:
     """Refuses a collective on a thread with another order of collectives on each rank."""
     if _here.scopes > 0 or threading.current_thread() is threading.main_thread():
         return
-    raise StrategyError(
+    raise CallProblem(
         f"Thread {threading.current_thread().name!r} started a collective on a sharded "
         "tensor: each rank may run it in another order, and all would wait for ever. Do this on "
         "the main thread (for a callback: set `async_safe = False`); or, if the main thread waits "

@@ -15,7 +15,7 @@ from shardcore.binding.context.session import Session, Sessions
 from shardcore.binding.variables import adoption
 from shardcore.domain.checkpoints.contents import divide, pieces_of_rank
 from shardcore.domain.checkpoints.index import Index
-from shardcore.domain.errors import StrategyError
+from shardcore.domain.errors import CallProblem
 from shardcore.ports.checkpoints import CheckpointStore, Commit, Lease, PendingSave
 
 
@@ -117,17 +117,17 @@ def session_of(model: keras.Model, sessions: Sessions, what: str) -> Session | N
     A collective: the ranks meet, and deferred sums of metrics are reduced.
 
     Raises:
-        StrategyError: If several ranks have no distribution, or this is another thread.
+        CallProblem: If several ranks have no distribution, or this is another thread.
     """
     if threading.current_thread() is not threading.main_thread():
-        raise StrategyError(
+        raise CallProblem(
             f"{what}() was called on thread {threading.current_thread().name!r}: all ranks take "
             "part in it, so call it on the main thread."
         )
     session = sessions.current() or sessions.session_of_model(model)
     if session is None:
         if sessions.processes.world_size > 1:
-            raise StrategyError(
+            raise CallProblem(
                 f"{what}() was called by {sessions.processes.world_size} processes without a "
                 "distribution, each of which has a model by itself: set one first, such as "
                 "keras.distribution.set_distribution(keras.distribution.DataParallel())."

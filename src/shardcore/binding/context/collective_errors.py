@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import attrs
 
 from shardcore.binding.context.session import Session, Sessions
-from shardcore.domain.errors import OtherRankFailed, StrategyError, is_shared, mark_shared
+from shardcore.domain.errors import OtherRankFailed, ShardcoreError, is_shared, mark_shared
 from shardcore.ports.world import Processes
 
 
@@ -40,7 +40,7 @@ def raise_on_all_ranks(
     """Does this rank's part of `work`; if a rank's fails, raises the first such error on all.
 
     All ranks start its collectives in the same order. Messages name it `what`: "save 'a.keras'". A
-    StrategyError replaces an error that cannot be sent to other processes. With
+    ShardcoreError replaces an error that cannot be sent to other processes. With
     `is_same_code` all ranks run the same code in it.
     """
     own: Exception | None = None
@@ -141,7 +141,7 @@ def _picklable(error: Exception, what: str, processes: Processes, who: str) -> E
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # noqa: BLE001 - a third party's error may fail in any way
-        substitute = StrategyError(f"Rank {rank} could not {what}: {error!r}")
+        substitute = ShardcoreError(f"Rank {rank} could not {what}: {error!r}", rank=rank)
         substitute.__cause__ = error
         return substitute
     return error

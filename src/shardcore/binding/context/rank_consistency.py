@@ -11,7 +11,7 @@ from keras import Model, Variable
 from shardcore.binding import keras_private
 from shardcore.binding.context.session import Session, stored_layout
 from shardcore.binding.keras_private.variables import tensor_of
-from shardcore.domain.errors import RankMismatchError, StrategyError
+from shardcore.domain.errors import ArgumentProblem, CallProblem, RankMismatchError
 from shardcore.domain.spec import named_axes
 from shardcore.ports.world import Processes
 
@@ -39,11 +39,12 @@ def check_model(model: Model, data: object, session: Session) -> None:
     for variable in variables:
         if variable._shardcore_world != session.world:
             own = variable._shardcore_world
-            raise StrategyError(
+            raise CallProblem(
                 f"Variable {variable.path!r} was laid out over mesh {own.mesh} of processes "
                 f"{own.processes}, but the distribution that is set is over mesh {session.mesh} of "
                 f"processes {session.world.processes}. Use the model in the scope of the "
-                "distribution that it was built in; or move it: shardcore.distribute_model(model)."
+                "distribution that it was built in; or move it: shardcore.distribute_model(model).",
+                name=variable.path,
             )
 
 
@@ -77,9 +78,11 @@ def compare(facts: Facts, session: Session, message: object = None) -> list[Any]
 def agree(value: object, how: str, processes: Processes) -> Any:
     """Returns one decision of all ranks: `how` is "any", "all" or "rank 0"."""
     if how not in ("any", "all", "rank 0"):
-        raise StrategyError(
-            f'agree() takes "any", "all" or "rank 0", got {how!r}: say how the values of the ranks '
-            "become one."
+        raise ArgumentProblem(
+            name="agree(how)",
+            expected='"any", "all" or "rank 0"',
+            got=repr(how),
+            remedy="say how the values of the ranks become one",
         )
     processes.initialize()
     is_of_rank_0 = how == "rank 0"
@@ -97,10 +100,16 @@ def _raise_first_difference(everyone: list[Facts]) -> None:
         odd = [rank for rank, value in enumerate(values) if value != usual]
         if odd:
             others = [str(rank) for rank, value in enumerate(values) if value == usual]
+            remedy = _REMEDIES.get(name.split()[0], _SAME_PROGRAM)
             raise RankMismatchError(
                 f"Ranks disagree on {name}: rank {odd[0]} has {values[odd[0]]}, rank "
                 f"{', '.join(others)} has {usual}. "
-                f"{_REMEDIES.get(name.split()[0], _SAME_PROGRAM)}"
+                f"{remedy}",
+                name=name,
+                expected=usual,
+                got=values[odd[0]],
+                remedy=remedy,
+                rank=odd[0],
             )
 
 

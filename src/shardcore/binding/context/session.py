@@ -16,7 +16,7 @@ from shardcore.binding.context.host_warnings import warn_of_hosts
 from shardcore.binding.layout_map import rules_of
 from shardcore.binding.metric_sums import MetricSums, TrainerRun
 from shardcore.binding.types import Distribution, TorchStrategy
-from shardcore.domain.errors import MeshError, StrategyError
+from shardcore.domain.errors import CallProblem, MeshError
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.paths.rules import Match
@@ -155,7 +155,7 @@ class Sessions:
         """Returns the session of the distribution that is set on this thread."""
         session = self.current()
         if session is None:
-            raise StrategyError(
+            raise CallProblem(
                 "No distribution is set on this thread: call keras.distribution."
                 "set_distribution(...) first, or work inside distribution.scope()."
             )
@@ -218,7 +218,7 @@ class Sessions:
         if session is None:
             return nullcontext()
         if threading.current_thread() is not threading.main_thread():
-            raise StrategyError(
+            raise CallProblem(
                 f"A step of model {model.name!r}, whose variables are sharded, was begun on "
                 f"thread {threading.current_thread().name!r}, which has no distribution: run fit, "
                 "evaluate and predict on the main thread; or, if that waits meanwhile, inside "

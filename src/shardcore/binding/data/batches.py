@@ -112,7 +112,8 @@ def _join_all_rows(batch: object, session: Session) -> Any:
         if len(theirs) != len(everyone[0]):
             raise RankMismatchError(
                 f"Process {process} gave a batch of {len(theirs)} arrays, process 0 of "
-                f"{len(everyone[0])}: inputs, targets and sample weights, each on all or on none."
+                f"{len(everyone[0])}: inputs, targets and sample weights, each on all or on none.",
+                rank=process,
             )
     gathered = zip(*everyone, strict=True)
     return keras_private.map_leaves(lambda rows: _join_rows(rows, next(gathered), session), batch)
@@ -157,7 +158,8 @@ def _check_alike(gathered: tuple[_Rows, ...]) -> None:
             raise RankMismatchError(
                 f"Process {process} gave rows of shape {rows.shape} and {rows.dtype}, process 0 "
                 f"of shape {gathered[0].shape} and {gathered[0].dtype}: all but the number "
-                "of rows must be equal."
+                "of rows must be equal.",
+                rank=process,
             )
 
 
@@ -172,7 +174,8 @@ def _row_counts(gathered: tuple[_Rows, ...], session: Session) -> tuple[int, ...
                 f"Process {process} gave {rows.shape[0]} rows, another at the same place {at} of "
                 f"{axes} gave {counts[at]}. Processes that differ only in other axes compute on "
                 "the same rows: with auto_shard_dataset=False, give those of "
-                "distribution.data_shard_id."
+                "distribution.data_shard_id.",
+                rank=process,
             )
     return tuple(counts[at] for at in range(session.batch_shards))
 

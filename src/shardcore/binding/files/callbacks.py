@@ -20,7 +20,7 @@ from shardcore.binding.context.session import Session, Sessions
 from shardcore.binding.files.atomic import atomically_written
 from shardcore.binding.files.saving import canonical_path, is_first_writer
 from shardcore.binding.types import Original
-from shardcore.domain.errors import OtherRankFailed, StrategyError, name_file
+from shardcore.domain.errors import CallProblem, OtherRankFailed, name_file
 
 # The functions of `keras.src.utils.file_utils` by which callbacks change a file system.
 WRITES = ("copy", "makedirs", "remove", "rmtree")
@@ -168,7 +168,7 @@ def send_once(sessions: Sessions, original: Original, *args: object, **logs: obj
 def refuse_orbax(session: Session, original: Original, callback: Callback, model: Model) -> None:
     """Replaces `OrbaxCheckpoint.set_model`: all ranks would write full values into one folder."""
     if session.mesh.size > 1:
-        raise StrategyError(
+        raise CallProblem(
             f"OrbaxCheckpoint would write the same folder from each of {session.mesh.size} "
             "ranks: Keras knows how to share it on JAX only. Use ModelCheckpoint, whose file "
             "one rank writes."

@@ -13,7 +13,7 @@ from shardcore.binding.context.session import Session, Sessions
 from shardcore.binding.types import Original
 from shardcore.binding.variables.initial import PIECE
 from shardcore.binding.variables.variable import strategy_of
-from shardcore.domain.errors import StrategyError
+from shardcore.domain.errors import CallProblem
 
 # Bytes before the name of a file; the last four are the lengths of the name and of the next field.
 _LOCAL_HEADER = 30
@@ -64,7 +64,7 @@ def archives(sessions: Sessions, module: Any) -> SimpleNamespace:
             session = sessions.current()
             if session is not None and session.mesh.size > 1:
                 # Keras then reads the file within the archive.
-                raise StrategyError("Each rank would write a copy of the file.")
+                raise CallProblem("Each rank would write a copy of the file.")
             return super().extract(*args, **kwargs)
 
     return SimpleNamespace(**{**vars(module), "ZipFile": Archive})

@@ -16,7 +16,7 @@ from shardcore.binding.keras_private.variables import tensor_of
 from shardcore.binding.planning.plan import Plan
 from shardcore.binding.torch_modules import wrapper
 from shardcore.binding.variables import adoption
-from shardcore.domain.errors import StrategyError
+from shardcore.domain.errors import ArgumentProblem, CallProblem
 from shardcore.domain.explanation.advice import advise
 from shardcore.domain.explanation.collectives import merge_equal
 from shardcore.domain.paths.rules import PathRules
@@ -77,16 +77,19 @@ def _layouts(model: Model, session: Session) -> PlanReport:
 def checked_batch(model: Model, batch: object, step: str) -> Any:
     """Returns the batch as the step takes it: `(x, y, sample_weight)`, or `(x,)`."""
     if step not in keras_private.STEPS:
-        raise StrategyError(f"explain() has the steps {keras_private.STEPS}, got {step!r}.")
+        raise ArgumentProblem(
+            name="explain(step)", expected=f"one of {keras_private.STEPS}", got=repr(step)
+        )
     if not hasattr(model, "train_step"):
-        raise StrategyError(f"explain() takes a Keras model, got {type(model).__name__}.")
+        got = type(model).__name__
+        raise ArgumentProblem(name="explain(model)", expected="a Keras model", got=got)
     if step != "predict" and not model.compiled:
-        raise StrategyError(
+        raise CallProblem(
             f"A {step} step of model {model.name!r} was to run, but it is not compiled: "
             'call model.compile(optimizer, loss) first, or explain(model, x, step="predict").'
         )
     if threading.current_thread() is not threading.main_thread():
-        raise StrategyError(
+        raise CallProblem(
             "explain() runs a step, whose collectives all ranks start in one order, and was called "
             f"on thread {threading.current_thread().name!r}: call it on the main thread."
         )
@@ -94,9 +97,10 @@ def checked_batch(model: Model, batch: object, step: str) -> Any:
         data = batch if isinstance(batch, tuple) else (batch,)
         return _same_rows(data[:1], "x")
     if not isinstance(batch, tuple) or len(batch) not in (2, 3):
-        raise StrategyError(
-            f"A {step} step takes (x, y) or (x, y, sample_weight), the global batch, got "
-            f"{_describe(batch)}."
+        raise ArgumentProblem(
+            name=f"explain(batch) of a {step} step",
+            expected="(x, y) or (x, y, sample_weight), the global batch",
+            got=_describe(batch),
         )
     return _same_rows((*batch, None)[:3], "(x, y, sample_weight)")
 
@@ -106,9 +110,10 @@ def _same_rows(data: tuple[object, ...], expected: str) -> tuple[Any, ...]:
     shapes = [tuple(getattr(leaf, "shape", ())) for leaf in leaves]
     rows = {shape[0] for shape in shapes if shape}
     if not leaves or data[0] is None or any(not shape for shape in shapes) or len(rows) != 1:
-        raise StrategyError(
-            f"explain() takes one batch, {expected}, of arrays or tensors with as many rows each, "
-            f"got {_describe(data)}."
+        raise ArgumentProblem(
+            name="explain(batch)",
+            expected=f"{expected}, arrays or tensors with as many rows each",
+            got=_describe(data),
         )
     return data
 

@@ -33,7 +33,8 @@ def estimate_memory(
 
     Raises:
         PolicyError: If the model or its step fails without values.
-        StrategyError: If the model is not compiled, or the batch is none.
+        ArgumentProblem: If the model or the batch is none.
+        CallProblem: If the model is not compiled.
     """
     ran = run_step(build_model(build, batch, sessions, tracer), sessions, tracer)
     return MemoryReport(

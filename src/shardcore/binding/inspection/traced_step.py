@@ -55,7 +55,8 @@ def build_to_trace(
 
     Raises:
         PolicyError: If the model fails without values.
-        StrategyError: If the model is not compiled, or the batch is none.
+        ArgumentProblem: If the model or the batch is none.
+        CallProblem: If the model is not compiled.
     """
 
     def call(original: Original, layer: keras.Layer, *args: object, **kwargs: object) -> Any:

@@ -72,7 +72,8 @@ def build_model(
     Raises:
         EnvironmentProblem: If torch runs no backward pass in this process, a fork.
         PolicyError: If the model fails without values.
-        StrategyError: If the model is not compiled, or the batch is none.
+        ArgumentProblem: If the model or the batch is none.
+        CallProblem: If the model is not compiled.
     """
     with _without_values(tracer):
         with sessions.ignoring_distributions():

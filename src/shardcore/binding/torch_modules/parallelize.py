@@ -14,7 +14,7 @@ from shardcore.binding.context.session import Session, Sessions
 from shardcore.binding.layers.calls import lay_out
 from shardcore.binding.layout_map import rules_of
 from shardcore.binding.variables import torch_state
-from shardcore.domain.errors import LayoutError, MeshError, RuleError, StrategyError
+from shardcore.domain.errors import ArgumentProblem, LayoutError, MeshError, RuleError
 from shardcore.domain.layout import Layout
 from shardcore.domain.mesh import Mesh
 from shardcore.domain.paths.rules import PathRules
@@ -163,15 +163,18 @@ def without_edges(
 
 def _check_module(module: object, session: Session) -> None:
     if not isinstance(module, torch.nn.Module):
-        raise StrategyError(
-            f"parallelize_torch_module takes a torch.nn.Module, got {type(module).__name__}: give "
-            "the module itself."
+        raise ArgumentProblem(
+            name="parallelize_torch_module(module)",
+            expected="a torch.nn.Module",
+            got=type(module).__name__,
+            remedy="give the module itself",
         )
     for name, parameter in module.named_parameters():
         if session.strategy.owns(parameter):
-            raise StrategyError(
+            raise ArgumentProblem(
                 f"Parameter {name!r} is already laid out as {session.strategy.layout(parameter)}: "
-                "call parallelize_torch_module once, before the module is wrapped."
+                "call parallelize_torch_module once, before the module is wrapped.",
+                name=name,
             )
 
 

@@ -9,7 +9,7 @@ from keras.layers import TorchModuleWrapper
 
 from shardcore.binding.context.rank_consistency import digest
 from shardcore.binding.context.session import Session
-from shardcore.domain.errors import StrategyError
+from shardcore.domain.errors import ArgumentProblem
 from shardcore.domain.layout import Layout
 from shardcore.ports.strategy import NewVariable
 
@@ -71,10 +71,11 @@ def replace_tensors(module: torch.nn.Module, replacements: Mapping[int, torch.Te
                 vars(holder)[name] = tuple(replacements.get(id(member), member) for member in value)
     for name, parameter in module.named_parameters():
         if replacements.get(id(parameter), parameter) is not parameter:
-            raise StrategyError(
+            raise ArgumentProblem(
                 f"Parameter {name!r} of {type(module).__name__} cannot be laid out: the module "
                 "does not keep it in its attributes, as a TorchScript module. Give the module that "
-                "it was made from."
+                "it was made from.",
+                name=name,
             )
 
 

@@ -15,7 +15,7 @@ from shardcore.binding.context.collective_errors import check_other_ranks
 from shardcore.binding.context.session import Session, Sessions, stored_layout
 from shardcore.binding.keras_private.variables import set_tensor, tensor_of
 from shardcore.binding.types import Original
-from shardcore.domain.errors import StrategyError
+from shardcore.domain.errors import ArgumentProblem, CallProblem
 from shardcore.domain.layout import Layout
 from shardcore.ports import contract
 from shardcore.ports.strategy import NewVariable
@@ -39,10 +39,11 @@ def keep_layout(
 def initialize(session: Session, original: Original, variable: Variable, value: object) -> None:
     """Replaces `Variable._initialize`, the only place with the full value."""
     if isinstance(value, torch.nn.Parameter) and session.mesh.size > 1:
-        raise StrategyError(
+        raise ArgumentProblem(
             f"Variable {variable.path!r} was given a torch Parameter, which is kept elsewhere too, "
             f"so it cannot be laid over mesh {session.mesh}. Give its module to "
-            "keras.layers.TorchModuleWrapper, or the variable a copy: parameter.detach()."
+            "keras.layers.TorchModuleWrapper, or the variable a copy: parameter.detach().",
+            name=variable.path,
         )
     original(variable, value)
     store_variable(variable, session)
@@ -70,12 +71,13 @@ def _check_thread(variable: Variable, sessions: Sessions) -> None:
     if threading.current_thread() is threading.main_thread() or keras_private.is_seed(variable):
         return
     if variable._shardcore_world.mesh.size > 1 and sessions.current() is None:
-        raise StrategyError(
+        raise CallProblem(
             f"Variable {variable.path!r}, which all ranks keep, was assigned on thread "
             f"{threading.current_thread().name!r}, which has no distribution: each rank would take "
             "the value at another step. Assign it on the main thread (for a callback: set "
             "`async_safe = False`); or, if the main thread waits meanwhile, inside `with "
-            "distribution.scope():` on this thread."
+            "distribution.scope():` on this thread.",
+            name=variable.path,
         )
 
 

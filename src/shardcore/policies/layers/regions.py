@@ -10,7 +10,6 @@ from itertools import takewhile
 
 import attrs
 
-from shardcore.domain.errors import PolicyError
 from shardcore.policies.layers.linear import Linear, as_linear, is_channelwise
 from shardcore.ports.model import LayerFacts
 
@@ -41,7 +40,7 @@ class Region:
         return sum(member.kernel.bytes for member in self.members)
 
 
-class NoRegionError(PolicyError):
+class NoRegion(Exception):  # noqa: N818 - it is no error: the output keeps its layout
     """The output of a layer cannot be sharded. The message says why; internal to this package."""
 
 
@@ -68,7 +67,7 @@ class Graph:
         """Returns the layers that are sharded together with the output of the linear layer `start`.
 
         Raises:
-            NoRegionError: If a layer needs that output in full.
+            NoRegion: If a layer needs that output in full.
         """
         sharded: dict[str, None] = {}
         rows: dict[str, None] = {}
@@ -90,29 +89,29 @@ class Graph:
         """Returns the linear layers whose outputs must be sharded with the output of `name`."""
         node = self.nodes[name]
         if name in self.outputs:
-            raise NoRegionError("its output is one of the model's")
+            raise NoRegion("its output is one of the model's")
         linear = as_linear(node)
         if linear is None and not is_channelwise(node):
-            raise NoRegionError(f"{name!r} ({node.kind}) meets its output")
+            raise NoRegion(f"{name!r} ({node.kind}) meets its output")
         if linear is not None and not linear.is_elementwise:
-            raise NoRegionError(f"{node.config.get('activation')} needs all its channels")
+            raise NoRegion(f"{node.config.get('activation')} needs all its channels")
         return self.producers[name] if linear is None else []
 
     def _checked_region(self, sharded: dict[str, None], rows: dict[str, None]) -> Region:
         for name in rows:
             if as_linear(self.nodes[name]) is None:
-                raise NoRegionError(f"{name!r} ({self.nodes[name].kind}) needs its full output")
+                raise NoRegion(f"{name!r} ({self.nodes[name].kind}) needs its full output")
             if not sharded.keys() >= set(self.producers[name]):
-                raise NoRegionError(f"{name!r}, which follows, is called on other inputs too")
+                raise NoRegion(f"{name!r}, which follows, is called on other inputs too")
         if not rows:
-            raise NoRegionError("nothing follows it")
+            raise NoRegion("nothing follows it")
         if not sharded.keys().isdisjoint(rows):
-            raise NoRegionError("its output comes back to it")
+            raise NoRegion("its output comes back to it")
         columns = _linears(self.nodes[name] for name in sharded)
         summing = _linears(self.nodes[name] for name in rows)
         widths = {linear.width_out for linear in columns} | {linear.width_in for linear in summing}
         if len(widths) > 1:
-            raise NoRegionError(f"it meets other widths: {', '.join(map(str, sorted(widths)))}")
+            raise NoRegion(f"it meets other widths: {', '.join(map(str, sorted(widths)))}")
         # Channelwise layers with a value per channel.
         norms = (n for name in sharded if (n := self.nodes[name]).is_a("BatchNormalization"))
         return Region(columns, summing, tuple(norms))
@@ -136,7 +135,7 @@ def graph_regions(model: LayerFacts) -> Regions:
             continue
         try:
             region = graph.region(node.name)
-        except NoRegionError as why:
+        except NoRegion as why:
             alone.append((linear, str(why)))
         else:
             regions[frozenset(linear.path for linear in region.columns)] = region

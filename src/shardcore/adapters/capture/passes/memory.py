@@ -15,7 +15,6 @@ from shardcore.adapters import torch_private
 from shardcore.adapters.capture.trace.analyses import is_view, last_uses, makers_of
 from shardcore.adapters.capture.trace.rewriting import rewrite_calls
 from shardcore.adapters.capture.trace.trace import Call, Form, Number, Trace, Value, values
-from shardcore.domain.errors import ShardcoreError
 
 _SELECT = torch.ops.aten.select.int
 _STACK = torch.ops.aten.stack.default
@@ -28,7 +27,7 @@ _OF_STRIDES = {torch.ops.aten.as_strided.default, torch.ops.aten.reshape.default
 _Part = tuple[tuple[int, int], ...]
 
 
-class DonationError(ShardcoreError):
+class _NotDonated(Exception):  # noqa: N818 - it is no error: the output gets new memory
     """An output cannot be written into the memory of the input that it replaces."""
 
 
@@ -39,7 +38,7 @@ def with_donated_inputs(trace: Trace) -> Trace:
     After the pass it is the input. An input whose old values are read later stays as it is.
     """
     for index in range(trace.donated):
-        with suppress(DonationError):
+        with suppress(_NotDonated):
             trace = _overwrite_input(trace, index)
     return trace
 
@@ -50,7 +49,7 @@ def _overwrite_input(trace: Trace, index: int) -> Trace:
     outputs = list(values(trace.outputs))
     output = outputs.pop(index)
     if trace.form(output) != trace.form(update.input):
-        raise DonationError
+        raise _NotDonated
     update.match(output, ())
     update.check(outputs)
     return update.apply()
@@ -99,12 +98,12 @@ class _Update:
         """Notes the calls that make `value` from this part of the input.
 
         Raises:
-            DonationError: If it is not this part with new values.
+            _NotDonated: If it is not this part with new values.
         """
         call = self.trace.calls[self._makers[value]] if value in self._makers else None
         whole = self._whole.get(part)
         if call is None or whole is None or value in self.written or value in self.joined:
-            raise DonationError
+            raise _NotDonated
         if call.operator is _STACK:
             dim = (call.args[1] if len(call.args) > 1 else 0) % len(self.trace.form(value).shape)
             for index, stacked in enumerate(call.args[0]):
@@ -113,19 +112,19 @@ class _Update:
         elif call.operator is _WHERE and call.args[2] is whole:
             self.written[value] = part
         else:
-            raise DonationError
+            raise _NotDonated
 
     def check(self, outputs: Sequence[Value]) -> None:
         """Checks that no call and none of the other `outputs` needs the old values later.
 
         Raises:
-            DonationError: If one does.
+            _NotDonated: If one does.
         """
         trace, memory = self.trace, self.trace.memory[self.input.number]
         made = trace.memories((*self.written, *self.joined))
         others = [value for value in trace.inputs if value is not self.input]
         if ({memory} | made) & (trace.overwritten() | trace.memories((*outputs, *others))):
-            raise DonationError
+            raise _NotDonated
         indices = {self._makers[value]: part for value, part in self.written.items()}
         for index, call in enumerate(trace.calls):
             if is_view(call, trace):
@@ -134,11 +133,11 @@ class _Update:
             if index in indices:
                 # Its mask and its new values are read while it writes.
                 if any(self._is_old(value) for value in values(call.args[:2])):
-                    raise DonationError
+                    raise _NotDonated
                 continue
             earlier = [part for at, part in indices.items() if at < index]
             if any(_overlap(part, other) for part in old for other in earlier):
-                raise DonationError
+                raise _NotDonated
 
     def _is_old(self, value: Value) -> bool:
         return self.trace.memory[value.number] == self.trace.memory[self.input.number]
@@ -147,7 +146,7 @@ class _Update:
         """Returns the step that overwrites the input.
 
         Raises:
-            DonationError: If a call cannot read the strides of the input.
+            _NotDonated: If a call cannot read the strides of the input.
         """
         strided: set[Value] = set()  # values whose strides may differ from the recorded ones
         calls = [call for call in self.trace.calls if is_view(call, self.trace)]
@@ -169,7 +168,7 @@ class _Update:
                         new_trace.forms[value.number] = form
                         strided.add(value)
                     elif new_trace.form(value) != form:
-                        raise DonationError
+                        raise _NotDonated
             return call
 
         return rewrite_calls(self.trace, rewrite)
@@ -187,18 +186,18 @@ def _forms(call: Call, trace: Trace) -> Iterator[tuple[Value, Form]]:
     """Yields the results of `call`, each with its form for the strides of the operands in `trace`.
 
     Raises:
-        DonationError: If it cannot read them, or torch cannot say what it makes of them.
+        _NotDonated: If it cannot read them, or torch cannot say what it makes of them.
     """
     is_operator = hasattr(call.operator, "overloadpacket")
     if not is_operator or call.collective or call.operator in _OF_STRIDES:
-        raise DonationError
+        raise _NotDonated
 
     def meta(leaf: Any) -> Any:
         if not isinstance(leaf, Value | Number):
             return leaf
         form = trace.forms[leaf.number] if isinstance(leaf, Value) else None
         if form is None:  # a generator, or a number that is read from a tensor
-            raise DonationError
+            raise _NotDonated
         return torch.empty_strided(form.shape, form.strides, dtype=form.dtype, device="meta")
 
     try:
@@ -206,7 +205,7 @@ def _forms(call: Call, trace: Trace) -> Iterator[tuple[Value, Form]]:
             *torch_private.tree_map(meta, call.args), **torch_private.tree_map(meta, call.kwargs)
         )
     except RuntimeError as error:
-        raise DonationError from error
+        raise _NotDonated from error
     # Attention on CUDA returns numbers too.
     tensors = [leaf for leaf in torch_private.tree_leaves(made) if isinstance(leaf, torch.Tensor)]
     for value, tensor in zip(values(call.result), tensors, strict=True):

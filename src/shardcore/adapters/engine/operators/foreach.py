@@ -17,7 +17,7 @@ from shardcore.adapters.engine.writes import (
 )
 from shardcore.adapters.torch_private import is_fused, tree_map_only, writes_first, written_operands
 from shardcore.adapters.torch_private.operators import Operator
-from shardcore.domain.errors import StrategyError
+from shardcore.domain.errors import ShardedTensorError
 from shardcore.domain.rules.rule import fits
 
 
@@ -67,7 +67,7 @@ def _run_out_of_place(
     ]
     operands = (zip(operand, targets, strict=True) for operand in tensors)
     if not all(fits(tensor.shape, target.shape) for pairs in operands for tensor, target in pairs):
-        raise StrategyError(
+        raise ShardedTensorError(
             f"{operator} does not keep the shapes of its tensors, and cannot run on a list of "
             "sharded tensors: call the operator on each tensor."
         )

@@ -18,7 +18,7 @@ from shardcore.adapters.engine.plans.task import (
     Task,
     by_operator,
 )
-from shardcore.domain.errors import LayoutError, StrategyError
+from shardcore.domain.errors import LayoutError, ShardedTensorError
 from shardcore.domain.planner.choice import Sharding
 from shardcore.domain.redistribution.segments import sharded_dims
 from shardcore.domain.rules import basic, movement
@@ -112,11 +112,11 @@ def _as_strided(
     """Plans `as_strided` within each row, as the frames of a Fourier transform are taken.
 
     Raises:
-        StrategyError: If the tensor is sharded and not contiguous: the memory of no rank has its
-            strides.
+        ShardedTensorError: If the tensor is sharded and not contiguous: the memory of no rank has
+            its strides.
     """
     if not tensor.form.is_contiguous and not tensor.form.is_replicated:
-        raise StrategyError(
+        raise ShardedTensorError(
             "as_strided() takes a contiguous tensor if it is sharded, and got one of shape "
             f"{tensor.shape} with strides {tensor.form.strides}: give it x.contiguous()."
         )

@@ -11,7 +11,7 @@ from shardcore.adapters.engine.redistribution import full
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import refresh, replace_memory
 from shardcore.adapters.torch_private import hides_subclasses
-from shardcore.domain.errors import StrategyError
+from shardcore.domain.errors import ShardedTensorError
 
 _REMEDY = (
     "full_tensor() returns the full tensor, which all ranks call together; to_local() returns the "
@@ -32,7 +32,7 @@ def _refusing(name: str) -> Callable[..., Any]:
         caller = _module_of_caller()
         if is_safe and caller.partition(".")[0] == "torch":
             return method(tensor, *args, **kwargs)
-        raise StrategyError(
+        raise ShardedTensorError(
             f"{name}() needs the memory of the full tensor, but a tensor of shape "
             f"{tensor.form.shape} in {tensor.form.layout} has none on one rank: {_REMEDY}."
         )
@@ -139,7 +139,7 @@ class HostAccess(ShardedTensor):
 
     def __tensor_flatten__(self) -> Any:
         """Refuses to be traced: `torch.compile` would trace the operators of the full tensor."""
-        raise StrategyError(
+        raise ShardedTensorError(
             "torch.compile() cannot trace sharded tensors: compile the train step of the model by "
             "model.compile(..., jit_compile=True), or call the model without torch.compile()."
         )
