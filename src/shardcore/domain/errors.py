@@ -76,6 +76,10 @@ def _unpickle(kind: type[ShardcoreError], args: tuple[object, ...]) -> Shardcore
     return error
 
 
+class ControlFlow(Exception):  # noqa: N818 - it is no error
+    """A way out of nested calls inside shardcore, which catches it: no user sees it."""
+
+
 class MeshError(ShardcoreError, ValueError):
     """A mesh, an axis name or a rank that is invalid."""
 

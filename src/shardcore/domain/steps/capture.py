@@ -11,8 +11,10 @@ from types import MappingProxyType
 
 import attrs
 
+from shardcore.domain.errors import ControlFlow
 
-class NotCaptured(Exception):  # noqa: N818 - it is no error: the step runs eagerly
+
+class NotCaptured(ControlFlow):
     """A step cannot be run from a trace. The message says why, and where that is written."""
 
 
@@ -20,7 +22,7 @@ class TracesDiffer(NotCaptured):
     """Two traces of a step differ, often because the first run fills a cache."""
 
 
-class GuardFailed(Exception):  # noqa: N818 - it is no error: another program may fit
+class GuardFailed(ControlFlow):
     """A step reads a number on the host that differs from the recorded one."""
 
 

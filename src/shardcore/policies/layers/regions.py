@@ -10,6 +10,7 @@ from itertools import takewhile
 
 import attrs
 
+from shardcore.domain.errors import ControlFlow
 from shardcore.policies.layers.linear import Linear, as_linear, is_channelwise
 from shardcore.ports.model import LayerFacts
 
@@ -40,7 +41,7 @@ class Region:
         return sum(member.kernel.bytes for member in self.members)
 
 
-class NoRegion(Exception):  # noqa: N818 - it is no error: the output keeps its layout
+class NoRegion(ControlFlow):
     """The output of a layer cannot be sharded. The message says why; internal to this package."""
 
 

@@ -15,6 +15,7 @@ from shardcore.adapters import torch_private
 from shardcore.adapters.capture.trace.analyses import is_view, last_uses, makers_of
 from shardcore.adapters.capture.trace.rewriting import rewrite_calls
 from shardcore.adapters.capture.trace.trace import Call, Form, Number, Trace, Value, values
+from shardcore.domain.errors import ControlFlow
 
 _SELECT = torch.ops.aten.select.int
 _STACK = torch.ops.aten.stack.default
@@ -27,7 +28,7 @@ _OF_STRIDES = {torch.ops.aten.as_strided.default, torch.ops.aten.reshape.default
 _Part = tuple[tuple[int, int], ...]
 
 
-class _NotDonated(Exception):  # noqa: N818 - it is no error: the output gets new memory
+class _NotDonated(ControlFlow):
     """An output cannot be written into the memory of the input that it replaces."""
 
 
