@@ -19,10 +19,10 @@ constraints and initializers, every function of `keras.random`, and small models
 layers, were trained on meshes of real ranks: three eager steps with batches of 5, 4 and 5 rows,
 then a prediction of 5. A step of 4 rows has an even batch, any other an uneven one: what fell back
 is counted for both apart. Losses, weights, optimizer state and predictions were compared with
-one device's, within 1e-4 (3e-2 in half precision, 5e-2 for a GRU in it). Every public function of
-`keras.ops` was called with its operands replicated, sharded on each dim and as partial sums; values
-and gradients were compared. A class or a function is found by introspection: a new one without a
-case fails the suite.
+one device's, within 1e-4 (3e-2 in half precision, 5e-2 for a GRU or a Conv2D in it). Every public
+function of `keras.ops` was called with its operands replicated, sharded on each dim and as partial
+sums; values and gradients were compared. A class or a function is found by introspection: a new one
+without a case fails the suite.
 
 - **ok**: the numbers of one device, computed on local shards, or by every rank where the planner
   finds that this costs less than to shard another dim

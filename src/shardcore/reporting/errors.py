@@ -15,8 +15,9 @@ from shardcore.domain.errors import RankFailed, printable
 
 PACKAGE = str(Path(__file__).parents[1])
 LIBRARIES = ("site-packages", "dist-packages", str(Path(logging.__file__).parents[1]), "<frozen")
-# The file name of the code that is generated for captured steps.
-CAPTURED = "<captured step>"
+# How the file names of the code begin that is generated for captured steps. They are in no brackets
+# `<>`, for whose files `linecache` asks no loader.
+CAPTURED = "shardcore-captured-step-"
 # The begin of a note on an error that one rank has, and all raise.
 RANK_COULD_NOT = r"Rank \d+ could not "
 
@@ -79,7 +80,7 @@ def user_line(frame: FrameType | None) -> str:
     """
     for caller, line in walk_stack(frame) if frame else ():
         file = caller.f_code.co_filename
-        if _owner(file) == "user" and file != CAPTURED:
+        if _owner(file) == "user":
             return f"{Path(file).name}:{line}"
     return "an unknown line"
 
@@ -93,7 +94,7 @@ def user_line_in(error: BaseException) -> str:
     """
     trace, line = error.__traceback__, "an unknown line"
     while trace is not None:
-        if _owner_of(trace) == "user" and trace.tb_frame.f_code.co_filename != CAPTURED:
+        if _owner_of(trace) == "user":
             line = f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}"
         trace = trace.tb_next
     return line
@@ -124,7 +125,7 @@ def _owner_of(trace: TracebackType) -> str:
 
 
 def _owner(file: str) -> str:
-    if file.startswith(PACKAGE):
+    if file.startswith((PACKAGE, CAPTURED)):
         return "shardcore"
     if file == "<frozen runpy>":
         return "python -m"

@@ -318,8 +318,9 @@ def convolutions() -> list[Case]:
         case("Conv1D/lora", lambda: lora(L.Conv1D(4, 3)), SEQ),
         case("Conv3D/lora", lambda: lora(L.Conv3D(4, 2)), VOL),
         case("Conv2D/image", lambda: L.Conv2D(4, 3), image(8, 8, 3, high=1)),
+        # One device is 3.5e-2 from float32 itself: Adam divides by a gradient near zero.
         case("Conv2D/mixed_bfloat16", lambda: L.Conv2D(4, 3), PIC, policy="mixed_bfloat16",
-             tolerance=3e-2),
+             tolerance=5e-2),
         case("Conv1D/causal", lambda: L.Conv1D(4, 3, padding="causal"), SEQ),
         case("Conv1D/causal dilated", lambda: L.Conv1D(4, 3, padding="causal", dilation_rate=2),
              SEQ),

@@ -1,5 +1,10 @@
 """Generates a Python function from a trace, one line per call (ADR 24), or a torch.fx graph."""
 
+import hashlib
+import linecache
+import logging
+import math
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +25,9 @@ from shardcore.adapters.capture.trace.trace import (
 from shardcore.adapters.failure import heartbeats
 from shardcore.domain.steps.capture import GuardFailed
 from shardcore.reporting.errors import CAPTURED
+from shardcore.reporting.logs import log_of
+
+logger = log_of("capture")
 
 
 def function_of(trace: Trace, literals: Literals) -> Callable[..., tuple[torch.Tensor, ...]]:
@@ -112,13 +120,23 @@ class _Writer:
 
     def function(self) -> Callable[..., tuple[Any, ...]]:
         """Returns the function; its globals are `names`."""
-        calls = zip(self.trace.calls, self._ended(), strict=True)
+        calls = zip(self.trace.calls, self._ended(), _source_lines(self.trace), strict=True)
         head = self._head()
         self.lines_before = len(head)
-        lines = [*head, *(self._line(call, ended) for call, ended in calls), self._end()]
+        body = (
+            f"{self._line(call, ended)}  # {_comment(source)}" for call, ended, (_, source) in calls
+        )
+        lines = [*head, *body, self._end()]
         self.tensors |= {f"v{number}": tensor for number, tensor in self.trace.scratch.items()}
         self.names |= self.tensors
-        exec(compile("\n    ".join(lines), CAPTURED, "exec"), self.names)
+        text = "\n    ".join(lines) + "\n"
+        file = f"{CAPTURED}{hashlib.sha256(text.encode()).hexdigest()[:12]}.py"
+        # Of `exec`'d code, tracebacks and debuggers ask the loader for the lines (by `linecache`).
+        self.names |= {"__name__": "generated", "__loader__": _Source(text)}
+        if logger.isEnabledFor(logging.DEBUG):
+            linecache.lazycache(file, self.names)
+            logger.debug("%d calls run as linecache.getlines(%r)", len(self.trace.calls), file)
+        exec(compile(text, file, "exec"), self.names)
         # It keeps its globals: with itself among them, it would keep itself.
         generated: Callable[..., tuple[Any, ...]] = self.names.pop("generated")
         return generated
@@ -154,7 +172,8 @@ class _Writer:
     def _line(self, call: Call, ended: list[Value]) -> str:
         operands = [self._operand(arg) for arg in call.args]
         operands += [f"{name}={self._operand(arg)}" for name, arg in call.kwargs.items()]
-        line = f"{self._constant(call.operator, self.bound)}({', '.join(operands)})"
+        stem = re.sub(r"\W+", "_", call.name.removesuffix(".default"))
+        line = f"{self._constant(call.operator, self.bound, f'{stem}_')}({', '.join(operands)})"
         made = set(call.results) - set(call.operands)
         if made:
             line = f"{_target(call.result, made)} = {line}"
@@ -169,12 +188,45 @@ class _Writer:
             return f"[{', '.join(map(self._operand, nest))}]"
         return self._constant(nest)
 
-    def _constant(self, thing: Any, bound: Callable[[Any], Any] | None = None) -> str:
+    def _constant(
+        self, thing: Any, bound: Callable[[Any], Any] | None = None, stem: str = "c"
+    ) -> str:
+        if _is_literal(thing):
+            return repr(thing)
         key = thing if callable(thing) else (repr(thing), type(thing))
-        name = self._constants.setdefault(key, f"c{len(self._constants)}")
+        name = self._constants.setdefault(key, f"{stem}{len(self._constants)}")
         if name not in self.names:
             self.names[name] = thing if bound is None else bound(thing)
         return name
+
+
+@attrs.frozen
+class _Source:
+    """The loader of the generated function: it has the text.
+
+    Args:
+        text: The lines of the function.
+    """
+
+    text: str
+
+    def get_source(self, name: str) -> str:
+        """Returns the text; `linecache` calls it."""
+        return self.text
+
+
+def _is_literal(thing: object) -> bool:
+    """Returns whether Python reads `repr(thing)` as an equal constant, of the same type."""
+    if type(thing) is tuple:
+        return all(map(_is_literal, thing))
+    if type(thing) is float:
+        return math.isfinite(thing)
+    return type(thing) in (bool, int, str, type(None))
+
+
+def _comment(line: str) -> str:
+    """Returns a text on one line, whatever characters the name of a file has."""
+    return " ".join(line.split())
 
 
 def _name(value: Value) -> str:

@@ -12,17 +12,18 @@ from shardcore.adapters import torch_private
 from shardcore.ports.capture import RecordedSum, RecordedSums
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, repr=False)
 class Value:
     """A tensor, or a random generator, of a trace; `numbered` returns the one with a number.
 
     There is one object for each number: passes compare values and look them up a million times.
-
-    Args:
-        number: Its position in the order in which the recorder has seen the values.
+    The number is its position in the order in which the recorder has seen the values.
     """
 
     number: int
+
+    def __repr__(self) -> str:
+        return f"v{self.number}"
 
 
 @cache
@@ -31,15 +32,14 @@ def numbered(number: int) -> Value:
     return Value(number)
 
 
-@attrs.frozen
+@attrs.frozen(repr=False)
 class Number:
-    """The number in a tensor of a trace, as an operand: Keras passes a learning rate so.
-
-    Args:
-        value: The tensor.
-    """
+    """The number in a tensor of a trace, as an operand: Keras passes a learning rate so."""
 
     value: Value
+
+    def __repr__(self) -> str:
+        return f"{self.value}.item()"
 
 
 @attrs.frozen
@@ -79,6 +79,9 @@ class Form:
     def bytes(self) -> int:
         """The bytes of its elements."""
         return self.elements * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
 
 
 def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -141,6 +144,16 @@ class Call:
         """Whether it draws from a random generator."""
         return torch_private.draws(self.operator)
 
+    @property
+    def name(self) -> str:
+        """The name of the operator: `aten.mm.default`."""
+        text = str(self.operator)
+        return self.operator.__name__ if text.startswith("<") else text
+
+    def __str__(self) -> str:
+        operands = [*map(repr, self.args), *(f"{key}={arg}" for key, arg in self.kwargs.items())]
+        return f"{self.result} = {self.name}({', '.join(operands)})"
+
 
 @attrs.frozen
 class Read:
@@ -195,6 +208,14 @@ class Trace:
     outputs: Any = None
     refusal: str = ""
     donated: int = 0
+
+    def __str__(self) -> str:
+        """Returns a line for each call: its operands, the forms of its results, its source line."""
+        lines = [f"inputs {self.inputs}, from outside {[*map(numbered, self.outside)]}"]
+        for call in self.calls:
+            forms = ", ".join(str(self.forms[value.number]) for value in call.results)
+            lines.append(f"{call}  # {forms}; {call.line}")
+        return "\n".join(lines)
 
     @property
     def numbers(self) -> tuple[Any, ...]:

@@ -1,7 +1,11 @@
 """The function of a trace gives the results of the step, and changes the same memory."""
 
+import linecache
+import re
+import traceback
 import weakref
 
+import attrs
 import pytest
 import torch
 
@@ -11,6 +15,7 @@ from shardcore.adapters.capture.running.generated import function_of
 from shardcore.adapters.capture.running.program import TraceCapture
 from shardcore.adapters.capture.trace.trace import Call, numbered
 from shardcore.domain.steps.capture import GuardFailed
+from shardcore.reporting.errors import CAPTURED
 from tests.traces import highest
 
 X = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
@@ -137,3 +142,31 @@ def test_an_operator_that_fails_says_where_the_step_called_it():
     (note,) = failed.value.__notes__
     assert note.startswith("In a captured step, where eagerly it is ")
     assert f"{__file__}:" in note
+
+
+def test_a_debugger_finds_the_lines_of_the_function():
+    """Each call has its line of source, and a traceback shows both."""
+    x = torch.ones(2, 3)
+    run = generated(trace_of(lambda x: x @ torch.ones(3, 2) + 7, x))
+    with pytest.raises(RuntimeError) as error:
+        run(torch.ones(2, 4))
+    *_, frame = traceback.extract_tb(error.tb)
+    assert frame.filename.startswith(CAPTURED)
+    assert re.match(r"v\d+ = aten_mm_\d+\(v0, v\d+\).*  # .*test_generated\.py:\d+", frame.line)
+    text = "".join(linecache.getlines(frame.filename))
+    assert re.search(r"aten_add_Tensor_\d+\(v\d+, 7\)", text)
+
+
+def test_a_trace_is_printed_a_line_for_each_call():
+    trace = trace_of(lambda x: torch.sum(x.t(), 1, keepdim=True), torch.ones(2, 3))
+    first, *calls = str(trace).splitlines()
+    assert first == "inputs [v0], from outside []"
+    assert re.match(r"v1 = aten\.t\.default\(v0\)  # float32\[3, 2\]; .*:\d+$", calls[0])
+    assert re.match(r"v2 = aten\.sum\.dim_IntList\(v1, \[1\], True\)  # float32\[3, 1\]", calls[1])
+
+
+def test_the_name_of_a_file_adds_no_line_of_code():
+    trace = trace_of(lambda x: x + 1, torch.ones(2))
+    odd = attrs.evolve(trace.calls[0], line="a\nraise SystemExit\r.py:1")
+    (result,) = generated(trace.with_calls([odd]))(torch.ones(2))
+    assert result.tolist() == [2, 2]
