@@ -1,30 +1,7 @@
-# make demo   trains a model sharded over two processes, beside one device
-# make test   runs everything that CI runs on two cores, and shows the lines that no test ran
-# make test-long   runs the long tests that make test leaves out: tests/long_tests.py
-# make test-fast   lints, runs the unit tests and doctests, and shows their line coverage: two minutes at most
-# make matrix-full   compares every Keras layer and operator with one device, captured steps with eager ones
-# make bench  measures steps beside steps written by hand; with Keras on JAX, if make bench-jax was run
-# make faults kills ranks, sends signals, damages and forges files, trains for an hour, and writes docs/reference/faults.md:
-#             hours; make faults PARTS="kills saves" AMOUNTS="--save-kills 3" runs two parts, with fewer kills
-# make hosts  trains on network namespaces as hosts, and cuts them off (needs root)
-# make docs   builds the documentation site into build/site
-# make dist   builds the wheel and the sdist into dist, and checks them with twine
-# make compat TORCH=2.15.0 KERAS=3.15.1   runs the unit tests, the contract, the counts of collectives and a part of
-#             the matrices with these releases; with TORCH=newest KERAS=nightly it prints the names that moved
-# make compat-all   does so for the table of pairs, and writes docs/reference/compatibility.md
-# make gpu    runs tests and a benchmark on the GPUs of this machine, and writes docs/reference/gpu.md; make gpu PART=launch
-#             runs a part, and make gpu PART=two what needs two GPUs
-# make hub    trains and runs models of keras-hub over two ranks, beside one device
-# make states  changes Python state between captured steps in some 290 ways: two minutes
-# make fuzz   runs random programs over ranks and on one device for ten minutes, and shrinks those that differ;
-#             make fuzz SECONDS=60 SEED=17 says how long, and from which seed on
-# make keras-tests  runs the tests of Keras itself over two ranks in eight variants, and writes
-#             docs/reference/keras-tests.md: hours; make keras-tests VARIANT=installed ONLY=layers/core runs a part
-# make tensorflow  runs what needs TensorFlow beside torch: tf.data, TensorBoard, exports, captured preprocessing
-# make traffic  counts the bytes that a rank sends in a step, beside those of Keras on JAX
-# Each creates what it needs: .venv (everything), .venv-demo (no linters, no test tools), .venv-core (no torch,
-# no Keras), .venv-docs (the site), .venv-dist (build, twine), .venv-hub (keras-hub), .venv-tensorflow,
-# .venv-keras-tests (what the tests of Keras import).
+# `make help` lists the targets. Each creates the environment that it needs: .venv (everything),
+# .venv-demo (no linters, no test tools), .venv-core (no torch, no Keras), .venv-docs (the site),
+# .venv-dist (build, twine), .venv-hub (keras-hub), .venv-tensorflow, .venv-keras-tests (what the
+# tests of Keras import). The text after `##` is the help of a target; after `###`, below the others.
 
 PYTHON ?= python3
 VENV := .venv
@@ -56,20 +33,26 @@ UNDER_MANUAL := functions loops lora train_step views
 # One thread: the ranks are forked from this process.
 FAULTS := KERAS_BACKEND=torch OMP_NUM_THREADS=1 $(VENV)/bin/python -m
 
+.DEFAULT_GOAL := demo
+
 # Targets take both cores, except those that `make test` runs side by side.
 ifndef SIDE_BY_SIDE
 .NOTPARALLEL:
 endif
-.PHONY: demo test test-fast test-long lint faults hosts checks unit unit-core unit-torch \
+.PHONY: help demo test test-fast test-long lint faults hosts checks unit unit-core unit-torch \
 	distributed distributed-dtensor distributed-manual matrix-full \
 	bench bench-jax hub states fuzz keras-tests tensorflow compat compat-all gpu docs dist traffic clean
 
-demo: $(DEMO_VENV)/.installed
+help:
+	@awk -F ':.*## ' '/^[a-z-]+:.* ## /{printf "make %-12s %s\n", $$1, $$2}' Makefile
+	@echo; awk -F ':.*### ' '/^[a-z-]+:.* ### /{printf "make %-12s %s\n", $$1, $$2}' Makefile
+
+demo: $(DEMO_VENV)/.installed ## trains a model sharded over two processes, beside one device
 	$(DEMO_VENV)/bin/python examples/demo.py
 
 # Side by side, since none of them keeps both cores busy: installations, linters, the site and short tests.
 test: export SHARDCORE_LINES = 1
-test:
+test: ## runs everything that CI runs on two cores, and shows the lines that no test ran
 	@rm -rf build/lines
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target SIDE_BY_SIDE=1 \
 		lint docs unit-core unit-torch checks distributed-manual
@@ -77,13 +60,13 @@ test:
 	$(call show_lines,90)
 
 test-fast: export SHARDCORE_LINES = 1
-test-fast: lint
+test-fast: lint ## lints, runs the unit tests and doctests: two minutes at most
 	$(call headline,unit tests and doctests with torch and Keras; the lines that they run)
 	@rm -rf build/lines
 	$(VENV)/bin/python -m pytest $(AT_A_TIME) tests/unit src --doctest-modules
 	$(call show_lines,0)
 
-lint: $(VENV)/.installed
+lint: $(VENV)/.installed ## ruff, mypy, pyright and import-linter
 	$(call headline,ruff check)
 	$(VENV)/bin/ruff check .
 	$(call headline,ruff format --check)
@@ -95,11 +78,11 @@ lint: $(VENV)/.installed
 	$(call headline,import-linter)
 	$(VENV)/bin/lint-imports --no-logo
 
-checks: $(VENV)/.installed
+checks: $(VENV)/.installed ### the linters bite; words, names, the tree; the wheel works elsewhere
 	$(call headline,the linters bite; the wheel works elsewhere)
 	$(VENV)/bin/python -m pytest $(AT_A_TIME) tests/checks
 
-unit: unit-core unit-torch
+unit: unit-core unit-torch ## unit tests and doctests, without torch and Keras and with them
 
 unit-core: $(CORE_VENV)/.installed
 	$(call headline,unit tests and doctests without torch and Keras)
@@ -110,14 +93,14 @@ unit-torch: $(VENV)/.installed
 	$(call headline,unit tests and doctests that need torch and Keras)
 	$(VENV)/bin/python -m pytest $(AT_A_TIME) $(NEEDS_TORCH) --doctest-modules
 
-distributed: distributed-dtensor distributed-manual
+distributed: distributed-dtensor distributed-manual ## the tests on real ranks
 
 # The matrices first: a test of theirs takes long, and none such is to be the last.
 distributed-dtensor: $(VENV)/.installed
 	$(call headline,distributed tests on real ranks and a part of the matrices of operators and layers)
 	$(VENV)/bin/python -m pytest $(RANKS_AT_A_TIME) -m "not long" tests/matrix tests/distributed --durations=20
 
-test-long: $(VENV)/.installed
+test-long: $(VENV)/.installed ## the tests that `make test` leaves out: a quarter of an hour
 	$(call headline,the distributed tests that make test leaves out and a dozen random programs: a quarter of an hour)
 	$(VENV)/bin/python -m pytest $(RANKS_AT_A_TIME) -m long tests/matrix tests/distributed --durations=20
 	$(VENV)/bin/python -m pytest $(AT_A_TIME) tests/fuzz
@@ -126,75 +109,75 @@ distributed-manual: $(VENV)/.installed
 	$(call headline,some distributed tests under strategy manual)
 	SHARDCORE_TEST_STRATEGY=manual $(VENV)/bin/python -m pytest $(RANKS_AT_A_TIME) -m "not long" $(UNDER_MANUAL:%=tests/distributed/*/test_%.py)
 
-matrix-full: $(VENV)/.installed
+matrix-full: $(VENV)/.installed ### compares every Keras layer and operator with one device, captured steps with eager ones: hours
 	$(call headline,the whole of the matrices, which takes an hour or two, and docs/reference/coverage.md)
 	$(VENV)/bin/python -m tests.matrix run; found=$$?; $(VENV)/bin/python -m tests.matrix page && exit $$found
 
-faults: $(VENV)/.installed
+faults: $(VENV)/.installed ### kills ranks, sends signals, damages files, trains for an hour: hours; PARTS="kills saves" AMOUNTS="--save-kills 3"
 	$(call headline,faults on real processes and docs/reference/faults.md: hours)
 	$(FAULTS) tests.faults $(PARTS:%=--part %) $(AMOUNTS)
 
-hosts: $(VENV)/.installed
+hosts: $(VENV)/.installed ### trains on network namespaces as hosts, and cuts them off: six minutes, needs root
 	$(call headline,two to four hosts that are network namespaces; links and hosts fail: six minutes)
 	$(FAULTS) tests.hosts
 
-bench: $(VENV)/.installed
+bench: $(VENV)/.installed ## measures steps beside steps written by hand, and Keras on JAX after `make bench-jax`
 	$(call headline,benchmarks: nothing else should run on this machine)
 	$(VENV)/bin/python -m benchmarks $(BENCH)
 
 bench-jax: build/bench-jax/.installed
 
-hub: $(HUB_VENV)/.installed
+hub: $(HUB_VENV)/.installed ### models of keras-hub over two ranks, beside one device
 	$(call headline,models of keras-hub over two ranks beside one device)
 	$(HUB_VENV)/bin/python -m pytest $(AT_A_TIME) tests/hub --durations=10
 
-states: $(VENV)/.installed
+states: $(VENV)/.installed ### changes Python state between captured steps in some 290 ways: two minutes; SEEDS=10
 	$(call headline,changes of Python state between captured steps; none may be missed)
 	$(VENV)/bin/python -m tests.distributed.capture.states $(SEEDS)
 
 SECONDS ?= 600
-fuzz: $(VENV)/.installed
+fuzz: $(VENV)/.installed ### random programs over ranks and on one device: ten minutes; SECONDS=60 SEED=17
 	$(call headline,random programs over two to four ranks beside one device: $(SECONDS) seconds)
 	$(VENV)/bin/python -m tests.fuzz --seconds $(SECONDS) $(SEED:%=--seed %)
 
-keras-tests: $(KERAS_TESTS_VENV)/.installed
+keras-tests: $(KERAS_TESTS_VENV)/.installed ### the tests of Keras itself over two ranks: hours; VARIANT=installed ONLY=layers/core
 	$(call headline,the tests of Keras itself over two ranks)
 	OMP_NUM_THREADS=1 $(KERAS_TESTS_VENV)/bin/python -m tests.keras_tests $(VARIANT:%=--variant "%") $(ONLY:%=--only %)
 
-tensorflow: $(TENSORFLOW_VENV)/.installed
+tensorflow: $(TENSORFLOW_VENV)/.installed ### what needs TensorFlow beside torch: tf.data, TensorBoard, exports
 	$(call headline,tests that need TensorFlow)
 	$(TENSORFLOW_VENV)/bin/python -m pytest -n 0 tests/distributed/guides/test_tensorflow.py
 
 # The environments are in a cache folder, since torch for CUDA takes 5 GB: see tests/compat.
 TORCH ?= newest
 KERAS ?= newest
-compat:
+compat: ### a part of the tests with other releases: TORCH=2.15.0 KERAS=3.15.1, or newest
 	$(call headline,tests with torch $(TORCH) and Keras $(KERAS))
 	$(PYTHON) -m tests.compat --torch $(TORCH) --keras $(KERAS) $(COMPAT)
 
-compat-all:
+compat-all: ### the same for the table of pairs: docs/reference/compatibility.md
 	$(call headline,tests with every pair of the table and docs/reference/compatibility.md: hours)
 	$(PYTHON) -m tests.compat --all $(COMPAT)
 
-gpu: $(VENV)/.installed
+gpu: $(VENV)/.installed ## tests and a benchmark on the GPUs of this machine: docs/reference/gpu.md
 	$(call headline,tests and a benchmark on the GPUs of this machine and docs/reference/gpu.md: half an hour)
 	$(VENV)/bin/python -m tests.gpu $(PART:%=--part %)
 
-docs: $(DOCS_VENV)/.installed
+docs: $(DOCS_VENV)/.installed ## builds the documentation site into build/site
 	$(call headline,the documentation site: build/site/index.html)
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict
 
-dist: $(DIST_VENV)/.installed
+dist: $(DIST_VENV)/.installed ## builds the wheel and the sdist into dist, and checks them with twine
 	$(call headline,the wheel and the sdist: dist)
 	@rm -rf dist
 	$(DIST_VENV)/bin/python -m build
 	$(DIST_VENV)/bin/twine check --strict dist/*
 
-traffic: $(VENV)/.installed build/bench-jax/.installed
+traffic: $(VENV)/.installed build/bench-jax/.installed ### bytes that a rank sends in a step, beside those of Keras on JAX: half an hour
 	$(call headline,bytes that a rank sends in a training step beside those that XLA sends: half an hour or more)
 	$(VENV)/bin/python -m benchmarks.traffic $(TRAFFIC)
 
-clean:
+clean: ## deletes environments, builds and caches
 	rm -rf $(VENV) .venv-demo $(CORE_VENV) $(DOCS_VENV) $(DIST_VENV) $(HUB_VENV) $(TENSORFLOW_VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -7,12 +7,13 @@ import pytest
 
 import shardcore
 import shardcore.domain.errors
+from benchmarks import picture
 from shardcore import builtin_plugins, domain, errors
 from shardcore.cli import arguments
 from shardcore.ports import hookspecs
 from shardcore.ports.policy import PolicyEntry
 from shardcore.ports.strategy import NewVariable, Strategy, StrategyEntry
-from tests import pure_modules
+from tests import folders, pure_modules
 from tests.checks.tree import ROOT
 
 DOCS = ROOT / "docs"
@@ -112,7 +113,16 @@ def test_a_decision_has_context_choice_and_consequences(record):
 
 
 def test_the_readme_is_short():
-    assert len(README.splitlines()) <= 90
+    lines = README.splitlines()
+    assert len(lines) <= 105
+    assert [line for line in lines if len(line) > 120] == []
+
+
+def test_the_picture_of_the_readme_shows_its_results():
+    rows = picture.results(README)
+    assert len(rows) == 5
+    assert all(seconds[0] and seconds[2] for seconds in rows.values())
+    assert picture.PICTURE.read_text() == picture.svg(rows), "run python -m benchmarks.picture"
 
 
 def test_the_script_of_the_readme_has_fifteen_lines():
@@ -146,3 +156,11 @@ def test_contributing_names_files_and_targets_that_exist():
 
 def test_the_page_on_captured_steps_has_the_pure_modules():
     assert pure_modules.PAGE.read_text() == pure_modules.page()
+
+
+def test_contributing_has_every_folder_of_tests_on_ranks():
+    """`python -m tests.folders` writes the table."""
+    there = {path.parent.name for path in folders.FOLDER.glob("*/test_*.py")}
+    assert there == set(folders.SUBJECTS)
+    page = folders.PAGE.read_text()
+    assert [line for line in folders.table() if line not in page] == []
