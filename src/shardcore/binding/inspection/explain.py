@@ -25,6 +25,9 @@ from shardcore.ports.measurement import TracerFactory
 from shardcore.reporting.explanation import Explanation
 from shardcore.reporting.plan import PlanReport, plan_report
 
+# The steps of a trainer.
+STEPS = ("train", "test", "predict")
+
 
 def explain_model(
     model: Model, batch: object, step: str, sessions: Sessions, trace: TracerFactory
@@ -76,8 +79,8 @@ def _layouts(model: Model, session: Session) -> PlanReport:
 
 def checked_batch(model: Model, batch: object, step: str) -> Any:
     """Returns the batch as the step takes it: `(x, y, sample_weight)`, or `(x,)`."""
-    if step not in keras_private.STEPS:
-        raise StrategyError(f"explain() has the steps {keras_private.STEPS}, got {step!r}.")
+    if step not in STEPS:
+        raise StrategyError(f"explain() has the steps {STEPS}, got {step!r}.")
     if not hasattr(model, "train_step"):
         raise StrategyError(f"explain() takes a Keras model, got {type(model).__name__}.")
     if step != "predict" and not model.compiled:
