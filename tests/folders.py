@@ -20,7 +20,7 @@ SUBJECTS = {
     "cuda": "operators that have other results on CUDA, computed on the CPU",
     "data": "batches: where they come from, ranks that differ in them, the next one drawn early",
     "ends": "SIGTERM, worker processes, the first cause of an end, decisions that all ranks share",
-    "engine": "plans and collectives of operators, fall-backs, all-gathered tensors that are reused",
+    "engine": "plans and collectives of operators, fall-backs, reused all-gathered tensors",
     "failure": "ranks that fail, stop, wait or differ; the process group and the exchange",
     "files": "files of Keras and of callbacks, crashes, export",
     "generation": "`generate()` and `ops.while_loop`",

@@ -2,9 +2,10 @@
 
 ruff bans the private modules by a list, and import-linter sees no further than `keras` and
 `torch`; this reads the syntax tree of every module and holds the rule itself. Of Keras it reads
-imports (nothing comes from `keras.src`), attributes and strings. Of torch it reads overrides too,
-and compares all with `private_names.toml`, which says of each why it is used, in which releases it
-is known, and what would make it unnecessary. The self-check of `install()` finds all.
+imports (nothing comes from `keras.src`), attributes and strings; of these a function gives names
+to `@replaces`. Of torch it reads overrides too, and compares all with `private_names.toml`, which
+says of each why it is used, in which releases it is known, and what would make it unnecessary. The
+self-check of `install()` finds all.
 """
 
 import ast
@@ -23,6 +24,8 @@ from tests.checks.tree import ROOT
 PACKAGE = ROOT / "src" / "shardcore"
 MAY_NAME_PRIVATE_TORCH = "adapters/torch_private/"
 MAY_NAME_PRIVATE_KERAS = "binding/keras_private/"
+# The decorators whose arguments are names of Keras.
+DECLARATIONS = {"replaces", "replaces_value"}
 FILE = PACKAGE / MAY_NAME_PRIVATE_TORCH / "private_names.toml"
 ENTRY = {"why", "known", "until"}
 # Strings of `binding` that are ends of names.
@@ -206,6 +209,59 @@ def test_a_private_attribute_is_seen(source: str) -> None:
 )
 def test_attributes_of_ours_pass(source: str) -> None:
     assert not list(private_attributes(ast.parse(source)))
+
+
+def strings_of_keras(tree: ast.Module) -> Iterator[str]:
+    """Every string that names a module of `keras.src`, but the names that `@replaces` gets."""
+    allowed = {
+        string
+        for function in ast.walk(tree)
+        for decorator in getattr(function, "decorator_list", ())
+        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) in DECLARATIONS
+        for string in decorator.args
+    }
+    allowed |= {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+    for node in ast.walk(tree):
+        is_string = isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if is_string and "keras.src" in node.value and node not in allowed:
+            yield node.value
+
+
+def test_strings_name_private_modules_of_keras_only_to_replace_them() -> None:
+    found = {
+        f"{path} names {string}"
+        for path, tree in trees().items()
+        if not path.startswith(MAY_NAME_PRIVATE_KERAS)
+        for string in strings_of_keras(tree)
+    }
+    assert not found, f"only `@replaces` may get these: {sorted(found)}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "find('keras.src.utils:a')",
+        "@replaces('a', reason='keras.src.utils')\ndef f(original): ...",
+        "@other('keras.src.utils:a')\ndef f(original): ...",
+        "replaces('keras.src.utils:a', reason='')(f)",
+        "@replaces(*('keras.src.utils:a',), reason='')\ndef f(original): ...",
+        "f'keras.src.{name}'",
+    ],
+)
+def test_a_private_module_in_a_string_is_seen(source: str) -> None:
+    assert list(strings_of_keras(ast.parse(source)))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "@replaces('keras.src.utils:a', 'keras.src.utils:b', reason='')\ndef f(original): ...",
+        "class A:\n    @replaces_value('keras.src.utils:a')\n    def f(self, original): ...",
+        "def f():\n    'Of `keras.src`.'",
+    ],
+)
+def test_the_names_that_a_function_replaces_pass(source: str) -> None:
+    assert not list(strings_of_keras(ast.parse(source)))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ FEWEST_LINES, MOST_LINES = 25, 300
 
 # Folders of more files, and files of another length, each with the reason.
 REASONS = {
-    "binding/keras_private/table.py": "one table: Keras names, and why each is replaced",
     "__main__.py": "`python -m shardcore`",
     "adapters/switches.py": "read by `job` and `capture`, which do not import each other",
     "binding/types.py": "types that all folders of binding share",

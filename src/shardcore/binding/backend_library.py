@@ -8,6 +8,7 @@ import keras
 
 from shardcore.binding import keras_private
 from shardcore.binding.context.session import Sessions
+from shardcore.binding.keras_private.patches import replaces_value
 from shardcore.domain.errors import LayoutError, MeshError
 from shardcore.domain.layout import Layout
 from shardcore.ports.types import Array
@@ -27,6 +28,18 @@ class BackendLibrary:
 
     processes: Processes
     sessions: Sessions
+
+    @replaces_value(
+        "keras.src.backend:distribution_lib",
+        reason="None on torch: keras.distribution calls it.",
+    )
+    @replaces_value(
+        "keras.src.distribution.distribution_lib:distribution_lib",
+        reason="Keeps its own reference to the backend library.",
+    )
+    def instead_of_none(self, _original: None) -> "BackendLibrary":
+        """Replaces the library that Keras lacks on torch."""
+        return self
 
     def initialize(
         self,

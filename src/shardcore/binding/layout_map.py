@@ -6,6 +6,7 @@ from typing import Any
 from keras.distribution import LayoutMap, ModelParallel, TensorLayout
 
 from shardcore.binding import keras_private
+from shardcore.binding.keras_private.patches import replaces, replaces_value
 from shardcore.binding.types import Original
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.layout import Layout
@@ -27,6 +28,16 @@ def rules_of(layout_map: LayoutMap) -> PathRules[Any]:
     return cached
 
 
+@replaces_value(
+    "keras.src.distribution.distribution_lib:ModelParallel.num_model_replicas",
+    reason="Knows one axis of the batch.",
+    since=(3, 15),
+)
+def replicas_over_all_axes(_original: property) -> property:
+    """Replaces `ModelParallel.num_model_replicas`: the ranks along all axes of the batch."""
+    return property(model_replicas)
+
+
 def model_replicas(distribution: ModelParallel) -> int:
     """Replaces `ModelParallel.num_model_replicas`: `batch_dim_name` may be several axes."""
     mesh, axes = distribution.device_mesh, entry_axes(distribution.batch_dim_name)
@@ -38,6 +49,12 @@ def model_replicas(distribution: ModelParallel) -> int:
     return math.prod(mesh.shape[mesh.axis_names.index(axis)] for axis in axes)
 
 
+@replaces(
+    "keras.src.distribution.distribution_lib:ModelParallel.__init__",
+    reason="Looks up one axis of the batch.",
+    since=(3, 14),
+    until=(3, 14),
+)
 def create_model_parallel(
     original: Original,
     distribution: ModelParallel,
@@ -52,12 +69,20 @@ def create_model_parallel(
         keras_private.set_batch_axes(distribution, batch_dim_name)
 
 
+@replaces(
+    "keras.src.distribution.distribution_lib:LayoutMap.__getitem__",
+    reason="`domain.paths` matches rules, the same for Keras and PyTorch names.",
+)
 def lookup(_original: Original, layout_map: LayoutMap, key: str) -> Any:
     """Replaces `LayoutMap.__getitem__`: exact, then pattern; None if no rule matches."""
     match = rules_of(layout_map).match(key)
     return None if match is None else match.value
 
 
+@replaces(
+    "keras.src.distribution.distribution_lib:LayoutMap.__setitem__",
+    reason="A malformed rule raises at once.",
+)
 def add_rule(original: Original, layout_map: LayoutMap, key: str, layout: LayoutLike) -> None:
     """Replaces `LayoutMap.__setitem__`: refuses a malformed key, and leaves the map unchanged."""
     PathKey(key)
@@ -68,6 +93,10 @@ def add_rule(original: Original, layout_map: LayoutMap, key: str, layout: Layout
     layout_map._shardcore_rules = None
 
 
+@replaces(
+    "keras.src.distribution.distribution_lib:TensorLayout._validate_axes",
+    reason="Refuses several axes on one dim; an axis used twice passes.",
+)
 def validate_axes(_original: Original, tensor_layout: TensorLayout) -> None:
     """Replaces `TensorLayout._validate_axes`: several axes may shard one dim, each axis once."""
     device_mesh = tensor_layout.device_mesh

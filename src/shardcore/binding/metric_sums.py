@@ -4,18 +4,17 @@ Without it, each state of each metric is reduced separately, at every step.
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
 import torch
 from keras import Model, Variable
-from keras.callbacks import CallbackList
 
 from shardcore.binding import keras_private
-from shardcore.binding.data_position import DataPosition
+from shardcore.binding.keras_private.patches import replaces
 from shardcore.binding.keras_private.variables import set_tensor, tensor_of
-from shardcore.binding.prefetch import Prefetch
+from shardcore.binding.trainer_run import TrainerRun
 from shardcore.binding.types import Original, TorchStrategy
 from shardcore.domain.layout import Layout, PartialAxes
 from shardcore.ports.measurement import reduction_scope
@@ -26,57 +25,10 @@ class DeferredLogs(dict[str, Any]):
     """The logs of a step whose metrics are deferred."""
 
 
-@attrs.define(eq=False)
-class TrainerRun:
-    """A running fit, evaluate, predict or step of `trainer`."""
-
-    trainer: Model
-    callbacks: CallbackList | None = None  # those of its steps, after their begin
-    phase: str = ""  # the steps that the callbacks see: "train", "test" or "predict"
-    # The variables of its metrics, if no rank reads the results of single steps.
-    deferred: tuple[Variable, ...] = ()
-    initial_epoch: int = 0  # the argument of a fit
-    position: DataPosition | None = None  # in the data of a fit, if a callback saves it
-    prefetch: Prefetch = attrs.field(factory=Prefetch, init=False)  # of its batches
-    at_end: ExitStack = attrs.field(factory=ExitStack, init=False)  # closed as the run ends
-    is_stopped: bool = False  # whether this rank has set `stop_training`, and all have met
-    ends_after: int | None = None  # the steps of the epoch that are done where SIGTERM ends it
-    # Whether no code of the user runs between the steps of an epoch; and its steps until now.
-    is_undisturbed: bool = False
-    steps: int = 0
-    batches: int | None = None  # of an epoch; None if their number is unknown
-    epochs_left: int = 0  # after this one
-
-    def begin_epoch(self, is_undisturbed: bool) -> None:
-        """Begins an epoch: code of the user may have run before it."""
-        self.is_undisturbed, self.steps = is_undisturbed, 0
-        self.epochs_left = max(self.epochs_left - 1, 0)
-
-    def steps_left(self) -> int | None:
-        """Returns the steps that are left, the one that runs included; None if unknown."""
-        if self.batches is None or self.prefetch.left is None:
-            return None
-        return 1 + self.prefetch.left + self.epochs_left * self.batches
-
-    def follows(self) -> bool:
-        """Returns whether no code of the user ran between the last step and this one."""
-        self.steps += 1
-        return self.is_undisturbed and self.steps > 1
-
-    def is_read(self) -> bool:
-        """Returns whether a callback on this rank may read the model between two steps."""
-        return (
-            self.callbacks is None
-            or self.phase == "predict"  # which updates no metrics
-            or keras_private.gives_own_logs(self.trainer, f"{self.phase}_step")
-            or keras_private.read_steps(self.callbacks, self.phase)
-        )
-
-    def agree(self, is_read: bool) -> None:
-        """Defers the metrics of the epoch that begins, unless a rank reads them: `is_read`."""
-        self.deferred = () if is_read else tuple(self.trainer.metrics_variables)
-
-
+@replaces(
+    "keras.src.trainers.trainer:Trainer._get_metrics_result_or_logs",
+    reason="Steps whose results no callback reads have not computed them.",
+)
 def results_of_epoch(original: Original, trainer: Model, logs: object) -> Any:
     """Replaces `Trainer._get_metrics_result_or_logs`: deferred results come from the metrics."""
     is_deferred = isinstance(logs, DeferredLogs)
@@ -212,6 +164,10 @@ class MetricSums:
         """Returns whether the sum of `variable` is deferred to the next step."""
         return self._run is not None and any(v is variable for v in self._run.deferred)
 
+    @replaces(
+        "keras.src.backend.torch.trainer:TorchTrainer.get_metrics_result",
+        reason="The states of all metrics are reduced together, before the first is read.",
+    )
     def results(self, _original: Original, trainer: Model) -> Any:
         """Replaces `TorchTrainer.get_metrics_result`, which computes the result of every metric."""
         if self._run is not None and self._run.trainer is trainer:

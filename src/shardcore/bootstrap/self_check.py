@@ -94,10 +94,10 @@ def _left_out() -> Iterator[str]:
 def _keras_problems() -> list[str]:
     try:
         from shardcore.binding import install as install  # imports all that it patches
-        from shardcore.binding import keras_private
+        from shardcore.binding import patch_table
     except (ImportError, AttributeError) as error:
         return [f"Keras: {error}"]
-    return [f"Keras has no {name}" for name in keras_private.missing()]
+    return [f"Keras has no {name}" for name in patch_table.missing()]
 
 
 def _operator_problems() -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 from torch.distributed.tensor import DTensor
 
 import shardcore
-from shardcore.binding.keras_private import PATCHES
+from shardcore.binding.patch_table import PATCHES
 from shardcore.domain.errors import StrategyError
 from shardcore.testing import run_ranks
 from tests.distributed.strategies.keras_names import holder_of, in_one_process, keras_names, name_of

@@ -23,6 +23,7 @@ from shardcore.binding.context.collective_errors import raise_on_all_ranks
 from shardcore.binding.context.session import Session, Sessions
 from shardcore.binding.data_position import DataPosition, SavedPosition
 from shardcore.binding.files.callbacks import write_on_all_ranks
+from shardcore.binding.keras_private.patches import replaces
 from shardcore.binding.types import Original
 from shardcore.domain.errors import CheckpointError
 
@@ -58,6 +59,10 @@ class _Backup:
         return f"epoch {self.epoch}, {self.steps} steps of it"
 
 
+@replaces(
+    "keras.src.callbacks.backup_and_restore:BackupAndRestore._save_model",
+    reason="Saves the epoch in a second file, and no state of generators.",
+)
 def save(sessions: Sessions, original: Original, callback: BackupAndRestore) -> None:
     """Replaces `BackupAndRestore._save_model`. After an epoch's last step it waits for its end."""
     if not sessions.are_served():
@@ -88,6 +93,10 @@ def save(sessions: Sessions, original: Original, callback: BackupAndRestore) -> 
         sessions.weights_file_attributes = {}
 
 
+@replaces(
+    "keras.src.callbacks.backup_and_restore:BackupAndRestore.on_epoch_end",
+    reason="Of a save after the last step the epoch would be resumed with no step left.",
+)
 def end_epoch(
     sessions: Sessions, original: Original, callback: BackupAndRestore, epoch: int, logs: object
 ) -> None:
@@ -97,6 +106,10 @@ def end_epoch(
         keras_private.save_backup(callback)
 
 
+@replaces(
+    "keras.src.callbacks.backup_and_restore:BackupAndRestore._load_model",
+    reason="Reads the epoch from a second file, and no state of generators.",
+)
 def load(sessions: Sessions, original: Original, callback: BackupAndRestore) -> None:
     """Replaces `BackupAndRestore._load_model`. Ranks that found other backups raise an error."""
     run = sessions.run()

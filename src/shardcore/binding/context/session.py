@@ -14,7 +14,8 @@ from keras import Variable
 from shardcore.binding import keras_private
 from shardcore.binding.context.host_warnings import warn_of_hosts
 from shardcore.binding.layout_map import rules_of
-from shardcore.binding.metric_sums import MetricSums, TrainerRun
+from shardcore.binding.metric_sums import MetricSums
+from shardcore.binding.trainer_run import TrainerRun
 from shardcore.binding.types import Distribution, TorchStrategy
 from shardcore.domain.errors import CallProblem, MeshError
 from shardcore.domain.layout import Layout
@@ -224,8 +225,7 @@ class Sessions:
                 "evaluate and predict on the main thread; or, if that waits meanwhile, inside "
                 "`with distribution.scope():` here, after a first step on the main thread."
             )
-        scope: AbstractContextManager[Any] = session.distribution.scope()
-        return scope
+        return session.distribution.scope()  # type: ignore[no-any-return]
 
     def strategy_of_tensor(self, tensor: torch.Tensor) -> TorchStrategy | None:
         """Returns the strategy of the sharded `tensor`, None if it is plain."""

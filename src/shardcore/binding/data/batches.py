@@ -17,6 +17,7 @@ import torch
 from shardcore.binding import keras_private
 from shardcore.binding.context.session import Session, Sessions
 from shardcore.binding.data.transfer import rows_device, to_device
+from shardcore.binding.keras_private.patches import replaces
 from shardcore.binding.types import Original
 from shardcore.domain.errors import LayoutError, RankMismatchError
 from shardcore.domain.layout import Layout
@@ -251,6 +252,10 @@ def origins_of_weights(data: list[object]) -> str:
     )
 
 
+@replaces(
+    "keras.src.losses.loss:apply_mask",
+    reason="Multiplies sample weights in place, which an array on one device does not see.",
+)
 def mask(
     sessions: Sessions, original: Original, sample_weight: Any, *args: object, **kwargs: object
 ) -> Any:

@@ -19,12 +19,17 @@ from shardcore.binding.context import rank_consistency
 from shardcore.binding.context.session import Session
 from shardcore.binding.data import batches
 from shardcore.binding.data.transfer import Transfer, on_host, stream_of_copies
+from shardcore.binding.keras_private.patches import replaces
 from shardcore.binding.prefetch import Drawn
 from shardcore.binding.types import Original
 from shardcore.domain.errors import RankMismatchError
 from shardcore.domain.spec import named_axes
 
 
+@replaces(
+    "keras.src.trainers.data_adapters.array_data_adapter:ArrayDataAdapter.get_torch_dataloader",
+    reason="Reads every row of a batch; a rank needs its own.",
+)
 def array_loader(session: Session, original: Original, adapter: keras_private.DataAdapter) -> Any:
     """Replaces `ArrayDataAdapter.get_torch_dataloader` to read this rank's rows of each batch.
 

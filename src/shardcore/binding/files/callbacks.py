@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from tempfile import TemporaryDirectory
+from types import ModuleType
 from typing import Any
 
 import attrs
@@ -19,6 +20,7 @@ from shardcore.binding.context.collective_errors import raise_on_all_ranks
 from shardcore.binding.context.session import Session, Sessions
 from shardcore.binding.files.atomic import atomically_written
 from shardcore.binding.files.saving import canonical_path, is_first_writer
+from shardcore.binding.keras_private.patches import replaces, replaces_value
 from shardcore.binding.types import Original
 from shardcore.domain.errors import CallProblem, OtherRankFailed, name_file
 
@@ -26,6 +28,19 @@ from shardcore.domain.errors import CallProblem, OtherRankFailed, name_file
 WRITES = ("copy", "makedirs", "remove", "rmtree")
 
 
+@replaces(
+    "keras.src.callbacks.backup_and_restore:BackupAndRestore.on_train_end",
+    "keras.src.callbacks.csv_logger:CSVLogger.on_train_begin",
+    "keras.src.callbacks.csv_logger:CSVLogger.on_epoch_end",
+    "keras.src.callbacks.model_checkpoint:ModelCheckpoint._save_model",
+    "keras.src.callbacks.tensorboard:TensorBoard.set_model",
+    "keras.src.callbacks.tensorboard:TensorBoard.on_train_begin",
+    "keras.src.callbacks.tensorboard:TensorBoard.on_train_end",
+    "keras.src.callbacks.tensorboard:TensorBoard.on_test_begin",
+    "keras.src.callbacks.tensorboard:TensorBoard.on_test_end",
+    "keras.src.callbacks.tensorboard:TensorBoard.on_epoch_end",
+    reason="A full disk would be an error on one rank.",
+)
 def write_on_all_ranks(
     sessions: Sessions, original: Original, callback: Callback, *args: object, **kwargs: object
 ) -> None:
@@ -52,6 +67,10 @@ def write_on_all_ranks(
         raise_on_all_ranks(work, what, session, sessions, is_same_code=True)
 
 
+@replaces(
+    "keras.src.callbacks.backup_and_restore:BackupAndRestore.on_train_begin",
+    reason="Copies the backup before a damaged one on every rank; one does.",
+)
 def write_once_per_path(
     sessions: Sessions, original: Original, callback: Callback, *args: object, **kwargs: object
 ) -> None:
@@ -81,6 +100,11 @@ def _writing(callback: Callback, session: Session, sessions: Sessions) -> Iterat
         sessions.is_writer = before
 
 
+@replaces(
+    "keras.src.callbacks.tensorboard:TensorBoard.on_train_batch_begin",
+    "keras.src.callbacks.tensorboard:TensorBoard.on_train_batch_end",
+    reason="A full disk would be an error on one rank.",
+)
 def defer_write_error(
     sessions: Sessions, original: Original, callback: Callback, *args: object, **kwargs: object
 ) -> None:
@@ -97,6 +121,26 @@ def defer_write_error(
         if session is None or session.mesh.size == 1:
             raise
         vars(callback).setdefault("_shardcore_failure", error)
+
+
+@replaces_value(
+    "keras.src.callbacks.csv_logger:file_utils",
+    "keras.src.callbacks.model_checkpoint:file_utils",
+    "keras.src.callbacks.tensorboard:file_utils",
+    reason="Every rank would write the callback's files; one does.",
+)
+def files_of_one_writer(sessions: Sessions, original: ModuleType) -> "OneWriter":
+    """Replaces the module `file_utils` in the callbacks that write files."""
+    return OneWriter(sessions, original)
+
+
+@replaces_value(
+    "keras.src.callbacks.backup_and_restore:file_utils",
+    reason="Every rank would write the callback's files; one does.",
+)
+def renamed_files_of_one_writer(sessions: Sessions, original: ModuleType) -> "OneWriter":
+    """Replaces it in `BackupAndRestore`, which writes each file under another name first."""
+    return OneWriter(sessions, original, is_renamed=True)
 
 
 @attrs.frozen
@@ -127,6 +171,10 @@ class OneWriter:
         return io.BytesIO(content) if isinstance(content, bytes) else io.StringIO(content)
 
 
+@replaces_value(
+    "keras.src.callbacks.tensorboard:TensorBoard.summary",
+    reason="Every rank would write into one folder; one does.",
+)
 def one_summary(sessions: Sessions, original: property) -> property:
     """Replaces `TensorBoard.summary`, TensorFlow's module: one rank of a path keeps its files."""
 
@@ -159,12 +207,20 @@ class _DiscardedSummary:
         return writer
 
 
+@replaces(
+    "keras.src.callbacks.remote_monitor:RemoteMonitor.on_epoch_end",
+    reason="Every rank would send; one does.",
+)
 def send_once(sessions: Sessions, original: Original, *args: object, **logs: object) -> None:
     """Replaces `RemoteMonitor.on_epoch_end`: rank 0 sends; all ranks raise if none can."""
     if not (keras_private.can_send() and _is_other_rank(sessions)):
         original(*args, **logs)
 
 
+@replaces(
+    "keras.src.callbacks.orbax_checkpoint:OrbaxCheckpoint.set_model",
+    reason="On torch every rank would write the same folder.",
+)
 def refuse_orbax(session: Session, original: Original, callback: Callback, model: Model) -> None:
     """Replaces `OrbaxCheckpoint.set_model`: all ranks would write full values into one folder."""
     if session.mesh.size > 1:
@@ -176,12 +232,22 @@ def refuse_orbax(session: Session, original: Original, callback: Callback, model
     original(callback, model)
 
 
+@replaces(
+    "keras.src.utils.io_utils:print_msg",
+    reason="One rank prints.",
+    everywhere=True,
+)
 def print_once(sessions: Sessions, original: Original, *args: object, **line: object) -> None:
     """Replaces `print_msg`: rank 0 prints."""
     if not _is_other_rank(sessions):
         original(*args, **line)
 
 
+@replaces(
+    "keras.src.utils.summary_utils:print_summary",
+    reason="One rank prints.",
+    everywhere=True,
+)
 def summarize_once(
     sessions: Sessions,
     original: Original,
@@ -196,6 +262,10 @@ def summarize_once(
         original(model, line_length, positions, print_fn, **options)
 
 
+@replaces(
+    "keras.src.callbacks.progbar_logger:ProgbarLogger.set_params",
+    reason="One rank shows progress.",
+)
 def show_once(
     sessions: Sessions, original: Original, bar: ProgbarLogger, params: dict[str, object]
 ) -> None:

@@ -2,7 +2,7 @@
 
 import io
 import zipfile
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, BinaryIO
 
 import numpy
@@ -10,6 +10,7 @@ import torch
 from keras import Model, Variable
 
 from shardcore.binding.context.session import Session, Sessions
+from shardcore.binding.keras_private.patches import replaces, replaces_value
 from shardcore.binding.types import Original
 from shardcore.binding.variables.initial import PIECE
 from shardcore.binding.variables.variable import strategy_of
@@ -20,11 +21,19 @@ _LOCAL_HEADER = 30
 _ENCRYPTED = 1  # a bit of the flags
 
 
+@replaces(
+    "keras.src.saving.saving_lib:is_memory_sufficient",
+    reason="Reads and writes a whole archive in memory.",
+)
 def is_memory_sufficient(session: Session, original: Original, model: Model) -> bool:
     """Replaces `is_memory_sufficient`: a file of all ranks' shards is too large for one of them."""
     return session.mesh.size == 1 and bool(original(model))
 
 
+@replaces(
+    "keras.src.backend.torch.core:Variable._convert_to_tensor",
+    reason="Copies an array that is copied into the variable.",
+)
 def without_copy(
     sessions: Sessions, original: Original, variable: Variable, value: object, dtype: object = None
 ) -> torch.Tensor:
@@ -46,7 +55,11 @@ def _can_be_shared(array: numpy.ndarray) -> bool:
     return array.size > PIECE and is_known and is_native and is_open
 
 
-def archives(sessions: Sessions, module: Any) -> SimpleNamespace:
+@replaces_value(
+    "keras.src.saving.saving_lib:zipfile",
+    reason=("Reads an archive from its beginning at each step back, or extracts it on each rank."),
+)
+def archives(sessions: Sessions, original: ModuleType) -> SimpleNamespace:
     """Replaces the module `zipfile` in `saving_lib`: a file in an archive is read in place."""
 
     class Archive(zipfile.ZipFile):
@@ -67,7 +80,7 @@ def archives(sessions: Sessions, module: Any) -> SimpleNamespace:
                 raise CallProblem("Each rank would write a copy of the file.")
             return super().extract(*args, **kwargs)
 
-    return SimpleNamespace(**{**vars(module), "ZipFile": Archive})
+    return SimpleNamespace(**{**vars(original), "ZipFile": Archive})
 
 
 class _Stored(io.RawIOBase):

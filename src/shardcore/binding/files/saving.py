@@ -21,6 +21,7 @@ from shardcore.binding.context.collective_errors import (
 from shardcore.binding.context.rank_consistency import variables_of
 from shardcore.binding.context.session import Session, Sessions, stored_layout
 from shardcore.binding.files.atomic import write_file
+from shardcore.binding.keras_private.patches import replaces
 from shardcore.binding.keras_private.variables import set_tensor, tensor_of
 from shardcore.binding.types import FilePath, Original
 from shardcore.binding.variables import torch_state
@@ -29,6 +30,10 @@ from shardcore.binding.variables import torch_state
 _ONE_FILE = ("litert", "onnx", "torch")
 
 
+@replaces(
+    "keras.src.saving.saving_lib:save_model",
+    reason="Every rank would write the file; one does, all ranks all-gather the shards.",
+)
 def save_model(
     sessions: Sessions,
     original: Original,
@@ -42,6 +47,10 @@ def save_model(
     _save(sessions, model, filepath, write, partial(keras_private.gather_model, model), zipped)
 
 
+@replaces(
+    "keras.src.saving.saving_lib:save_weights_only",
+    reason="As for the whole model.",
+)
 def save_weights(
     sessions: Sessions,
     original: Original,
@@ -56,6 +65,10 @@ def save_weights(
     _save(sessions, model, filepath, write, attend, one_file=max_shard_size is None)
 
 
+@replaces(
+    "keras.src.legacy.saving.legacy_h5_format:save_model_to_hdf5",
+    reason='As for the whole model: save("model.h5") opened one file on every rank.',
+)
 def save_legacy(
     sessions: Sessions,
     original: Original,
@@ -76,6 +89,10 @@ def save_legacy(
     _save(sessions, model, filepath, write, attend, one_file=True, makes_folder=True)
 
 
+@replaces(
+    "keras.src.saving.saving_lib:H5IOStore.__init__",
+    reason="Every rank would write the file of LoRA weights; one does.",
+)
 def open_store(
     sessions: Sessions,
     original: Original,
@@ -97,6 +114,10 @@ def open_store(
     store._shardcore_path = str(path_or_io)
 
 
+@replaces(
+    "keras.src.saving.saving_lib:H5IOStore.close",
+    reason="One rank writes what it holds.",
+)
 def close_store(sessions: Sessions, original: Original, store: Any) -> None:
     """Replaces `H5IOStore.close`: one of the ranks that close a file writes it."""
     original(store)
@@ -111,6 +132,10 @@ def close_store(sessions: Sessions, original: Original, store: Any) -> None:
     raise_on_calling_ranks(save, f"save {canonical_path(path)!r}", sessions)
 
 
+@replaces(
+    "keras.src.utils.io_utils:ask_to_proceed_with_overwrite",
+    reason="One rank asks, and all use its answer.",
+)
 def ask_on_rank_0(
     session: Session, original: Callable[..., bool], filepath: str | os.PathLike[str]
 ) -> bool:
@@ -190,6 +215,10 @@ def _is_sharded(variable: Variable) -> bool:
     return layout is not None and not layout.is_replicated
 
 
+@replaces(
+    "keras.src.models.model:Model.export",
+    reason="One rank exports full values; all ranks all-gather the shards.",
+)
 def export(
     sessions: Sessions,
     original: Original,

@@ -25,6 +25,9 @@ from shardcore.ports.measurement import TracerFactory
 from shardcore.reporting.explanation import Explanation
 from shardcore.reporting.plan import PlanReport, plan_report
 
+# The steps of a trainer.
+STEPS = ("train", "test", "predict")
+
 
 def explain_model(
     model: Model, batch: object, step: str, sessions: Sessions, trace: TracerFactory
@@ -76,10 +79,8 @@ def _layouts(model: Model, session: Session) -> PlanReport:
 
 def checked_batch(model: Model, batch: object, step: str) -> Any:
     """Returns the batch as the step takes it: `(x, y, sample_weight)`, or `(x,)`."""
-    if step not in keras_private.STEPS:
-        raise ArgumentProblem(
-            name="explain(step)", expected=f"one of {keras_private.STEPS}", got=repr(step)
-        )
+    if step not in STEPS:
+        raise ArgumentProblem(name="explain(step)", expected=f"one of {STEPS}", got=repr(step))
     if not hasattr(model, "train_step"):
         got = type(model).__name__
         raise ArgumentProblem(name="explain(model)", expected="a Keras model", got=got)

@@ -1,7 +1,7 @@
 """The explained step: notes the layers that it calls and the collectives that it starts."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +13,7 @@ from shardcore.binding import keras_private
 from shardcore.binding.context import rank_consistency
 from shardcore.binding.context.session import Session, stored_layout
 from shardcore.binding.data import batches
+from shardcore.binding.keras_private.patches import replaces, replaces_value
 from shardcore.binding.keras_private.variables import tensor_of
 from shardcore.binding.metric_sums import MetricSums
 from shardcore.binding.types import Original
@@ -127,43 +128,47 @@ class ExplainedStep:
             finally:
                 self._open.pop()
 
-        def edges(original: Any) -> Any:
-            """Replaces `LayerEdges`: notes the output that is laid out, and its rule."""
-
-            def distribute_tensor(outputs: object, path: str) -> Any:
-                rule = self.session.rule(path) if self.session else None
-                asks = f" rule {rule.key!r} asks for it," if rule else ""
-                with self._because(f"the layer's output:{asks}", rule.key if rule else ""):
-                    return original.distribute_tensor(outputs, path)
-
-            return SimpleNamespace(
-                distribution=original.distribution, distribute_tensor=distribute_tensor
-            )
-
-        def assign(original: Original, variable: Variable, value: torch.Tensor) -> None:
-            with self._because(f"the new value of {variable.path}:"):
-                original(variable, value)
-
-        def to_numpy(original: Original, x: object) -> Any:
-            with self._because("a value that NumPy reads:"):
-                return original(x)
-
-        with ExitStack() as undo:
-            keras_private.replace(
-                keras_private.PATCHES["Layer.__call__"], keras_private.wrap_calls(layer_call), undo
-            )
-            keras_private.replace(keras_private.PATCHES["layer.distribution_lib"], edges, undo)
-            keras_private.replace(
-                keras_private.PATCHES["Variable._direct_assign"],
-                keras_private.wrap_calls(assign),
-                undo,
-            )
-            keras_private.replace(
-                keras_private.PATCHES["core.convert_to_numpy"],
-                keras_private.wrap_calls(to_numpy),
-                undo,
-            )
+        with (
+            keras_private.wrap_layer_calls(layer_call),
+            keras_private.replaced(self.edges, self.assign, self.to_numpy),
+        ):
             yield
+
+    @replaces_value(
+        "keras.src.layers.layer:distribution_lib",
+        reason="Lays out the output of a layer, maybe by a rule.",
+    )
+    def edges(self, original: Any) -> Any:
+        """Replaces `LayerEdges`: notes the output that is laid out, and its rule."""
+
+        def distribute_tensor(outputs: object, path: str) -> Any:
+            rule = self.session.rule(path) if self.session else None
+            asks = f" rule {rule.key!r} asks for it," if rule else ""
+            with self._because(f"the layer's output:{asks}", rule.key if rule else ""):
+                return original.distribute_tensor(outputs, path)
+
+        return SimpleNamespace(
+            distribution=original.distribution, distribute_tensor=distribute_tensor
+        )
+
+    @replaces(
+        "keras.src.backend.torch.core:Variable._direct_assign",
+        reason="Redistributes a new value.",
+    )
+    def assign(self, original: Original, variable: Variable, value: torch.Tensor) -> None:
+        """Replaces `Variable._direct_assign`: notes the variable."""
+        with self._because(f"the new value of {variable.path}:"):
+            original(variable, value)
+
+    @replaces(
+        "keras.src.backend.torch.core:convert_to_numpy",
+        reason="All-gathers a value.",
+        everywhere=True,
+    )
+    def to_numpy(self, original: Original, x: object) -> Any:
+        """Replaces `convert_to_numpy`: notes that NumPy reads the value."""
+        with self._because("a value that NumPy reads:"):
+            return original(x)
 
     @contextmanager
     def _because(self, cause: str, rule: str = "") -> Iterator[None]:

@@ -1,7 +1,7 @@
 """All private Keras names that shardcore replaces or reads. `binding` imports it.
 
-`lines` finds a name in the Keras that is installed; `table` has the replaced ones, each with a
-reason, and `rebinding` replaces them; the other files read and set private attributes.
+`lines` finds a name in the Keras that is installed; a function declares by `patches` which name it
+replaces, and `rebinding` replaces it; the other files read and set private attributes.
 """
 
 from shardcore.binding.keras_private.files import gather_legacy as gather_legacy
@@ -10,6 +10,8 @@ from shardcore.binding.keras_private.files import gather_state as gather_state
 from shardcore.binding.keras_private.files import is_remote as is_remote
 from shardcore.binding.keras_private.files import weight_keys as weight_keys
 from shardcore.binding.keras_private.hub import change_exporter as change_exporter
+from shardcore.binding.keras_private.models import ADAM as ADAM
+from shardcore.binding.keras_private.models import NADAM as NADAM
 from shardcore.binding.keras_private.models import DataAdapter as DataAdapter
 from shardcore.binding.keras_private.models import EpochIterator as EpochIterator
 from shardcore.binding.keras_private.models import children_of as children_of
@@ -60,6 +62,7 @@ from shardcore.binding.keras_private.process import torch_device as torch_device
 from shardcore.binding.keras_private.process import without_distribution as without_distribution
 from shardcore.binding.keras_private.rebinding import missing as missing
 from shardcore.binding.keras_private.rebinding import replace as replace
+from shardcore.binding.keras_private.rebinding import replaced as replaced
 from shardcore.binding.keras_private.rebinding import wrap_calls as wrap_calls
 from shardcore.binding.keras_private.rebinding import wrap_layer_calls as wrap_layer_calls
 from shardcore.binding.keras_private.shapes import (
@@ -69,8 +72,6 @@ from shardcore.binding.keras_private.shapes import repeating_shapes as repeating
 from shardcore.binding.keras_private.shapes import (
     variables_without_memory as variables_without_memory,
 )
-from shardcore.binding.keras_private.table import PATCHES as PATCHES
-from shardcore.binding.keras_private.table import STEPS as STEPS
 from shardcore.binding.keras_private.training import AUTO as AUTO
 from shardcore.binding.keras_private.training import FILLS_CACHE as FILLS_CACHE
 from shardcore.binding.keras_private.training import FIXED as FIXED

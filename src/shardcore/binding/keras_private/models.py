@@ -10,13 +10,14 @@ from keras import Function, KerasTensor, Layer, Model, Operation, Variable
 from keras.layers import EinsumDense
 from keras.optimizers import Adam, LossScaleOptimizer, Optimizer
 from keras.src import tree
-from keras.src.backend.torch.optimizers import torch_adam
+from keras.src.backend.torch.optimizers import torch_adam, torch_nadam
 from keras.src.ops.node import Node
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter as DataAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator as EpochIterator
 from keras.src.utils.tracking import Tracker
 
-ADAM = torch_adam.__name__  # imported above, since Keras imports it only with the first Adam
+# Imported above, since Keras imports them only with the first Adam and the first Nadam.
+ADAM, NADAM = torch_adam.__name__, torch_nadam.__name__
 
 
 def parts_of(trainer: Model) -> list[Any]:

@@ -2,13 +2,15 @@
 
 import pkgutil
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
 from types import ModuleType
 from typing import Any
 
-from shardcore.binding.keras_private.table import PATCHES, WITHOUT_VALUES, Patch
+import attrs
+
+from shardcore.binding.keras_private.patches import Patch, patches_of, replaces
 from shardcore.binding.types import Original
 
 
@@ -27,11 +29,11 @@ def wrap_calls(
     return decorate
 
 
-def replace(patch: Patch, make: Callable[[Any], object], undo: ExitStack) -> None:
-    """Gives `patch` the value `make(original)`, until `undo` is closed."""
+def replace(patch: Patch, function: Callable[..., Any], undo: ExitStack) -> None:
+    """Lets `function`, whose first parameter is the original, replace a name until `undo`."""
     holder, name = _holder(patch)
     original = getattr(holder, name)
-    value = make(original)
+    value = function(original) if patch.is_value else wrap_calls(function)(original)
     for owner in _importers(original) if patch.everywhere else [holder]:
         if name in vars(owner):
             undo.callback(setattr, owner, name, vars(owner)[name])
@@ -41,16 +43,35 @@ def replace(patch: Patch, make: Callable[[Any], object], undo: ExitStack) -> Non
 
 
 @contextmanager
-def wrap_layer_calls(call: Callable[..., object]) -> Iterator[None]:
-    """Calls `call(original, layer, *args, **kwargs)` for each call of a layer in the context."""
+def replaced(*functions: Callable[..., Any]) -> Iterator[None]:
+    """Opens a context in which functions replace the names that they declare."""
     with ExitStack() as undo:
-        replace(PATCHES["Layer.__call__"], wrap_calls(call), undo)
+        for function in functions:
+            for patch in patches_of(function):
+                if patch.is_needed:
+                    replace(patch, function, undo)
         yield
 
 
-def missing() -> list[str]:
-    """Returns the names of the patch table that this Keras does not have."""
-    patches = [*PATCHES.values(), *WITHOUT_VALUES.values()]
+@attrs.frozen
+class _LayerCalls:
+    """Calls `call(original, layer, *args, **kwargs)` for each call of a layer."""
+
+    call: Callable[..., Any]
+
+    @replaces("keras.src.layers.layer:Layer.__call__", reason="Follows the calls of layers.")
+    def layer_call(self, original: Original, *args: object, **kwargs: object) -> Any:
+        """Replaces `Layer.__call__`."""
+        return self.call(original, *args, **kwargs)
+
+
+def wrap_layer_calls(call: Callable[..., Any]) -> AbstractContextManager[None]:
+    """Calls `call(original, layer, *args, **kwargs)` for each call of a layer in the context."""
+    return replaced(_LayerCalls(call).layer_call)
+
+
+def missing(patches: Iterable[Patch]) -> list[str]:
+    """Returns the names of `patches` that this Keras does not have."""
     return [patch.place for patch in patches if not _is_there(patch)]
 
 

@@ -12,6 +12,7 @@ from keras.layers import RNN, EinsumDense
 from shardcore.binding import keras_private
 from shardcore.binding.context.session import Session, Sessions
 from shardcore.binding.data import batches
+from shardcore.binding.keras_private.patches import replaces, replaces_value
 from shardcore.binding.training import loops
 from shardcore.binding.types import Original
 from shardcore.binding.variables.adoption import adopt_once
@@ -19,6 +20,10 @@ from shardcore.domain.layout import Layout
 from shardcore.ports.measurement import layer_scope
 
 
+@replaces(
+    "keras.src.layers.layer:Layer.__call__",
+    reason="Plain tensors mix with sharded ones in it on threads that have no distribution.",
+)
 def layer_call(
     sessions: Sessions, original: Original, layer: Layer, *args: object, **kwargs: object
 ) -> Any:
@@ -53,6 +58,15 @@ def _loop_call(session: Session, original: Original, layer: Layer, call: loops.C
         outputs = original(layer, *args, **kwargs)
     loops.note_inputs(layer, (args, kwargs), outputs, session)
     return outputs
+
+
+@replaces_value(
+    "keras.src.layers.layer:distribution_lib",
+    reason="Layer.__call__ lays out the output of a layer by it.",
+)
+def layer_edges(sessions: Sessions, _original: object) -> "LayerEdges":
+    """Replaces the module `distribution_lib` in `Layer.__call__`."""
+    return LayerEdges(sessions)
 
 
 @attrs.frozen
@@ -106,6 +120,10 @@ def _layout_by_rule(path: str, session: Session) -> Layout | None:
     return None if ruled is None else ruled.backend_layout
 
 
+@replaces(
+    "keras.src.models.functional:Functional._standardize_inputs",
+    reason="An input is no call of a layer, so that a rule for its output would not be read.",
+)
 def model_inputs(session: Session, original: Original, model: object, inputs: object) -> list[Any]:
     """Replaces `Functional._standardize_inputs`: inputs with a rule for their output get it."""
     standardized: list[Any] = original(model, inputs)
@@ -131,6 +149,10 @@ def lay_out(tensor: torch.Tensor, layout: Layout | None, what: str, session: Ses
     return laid_out
 
 
+@replaces(
+    "keras.src.layers.rnn.rnn:RNN.get_initial_state",
+    reason="Replicated, while the rows of the sequences are sharded.",
+)
 def initial_states(session: Session, original: Original, layer: RNN, batch_size: int | None) -> Any:
     """Replaces `RNN.get_initial_state`: shards plain states over the batch axis, as sequences are.
 
@@ -153,6 +175,10 @@ def _sharded(state: torch.Tensor, session: Session) -> Any:
     return session.strategy.redistribute(state, session.batch_layout(state.ndim))
 
 
+@replaces(
+    "keras.src.layers.core.einsum_dense:EinsumDense.quantized_build",
+    reason="Its int4 kernel has other dims than the kernel that a rule was written for.",
+)
 def quantized_build(
     session: Session,
     original: Original,

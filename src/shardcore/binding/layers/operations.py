@@ -1,4 +1,4 @@
-"""Patches of draws, `remat`, `scatter`, `repeat`, images, sparse cross entropy, optimizers."""
+"""Patches of draws, `remat`, `scatter`, `repeat`, images, sparse cross entropy."""
 
 import inspect
 import math
@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import attrs
 import keras
 import torch
-from torch.optim.adam import adam
 from torch.utils.checkpoint import checkpoint
 
 from shardcore.binding import keras_private
 from shardcore.binding.context.session import Session, Sessions
+from shardcore.binding.keras_private.patches import replaces
 from shardcore.binding.types import Original, Seed
 from shardcore.domain.layout import Layout
 from shardcore.ports.capture import StepCapture
@@ -23,6 +22,11 @@ from shardcore.ports.types import Array
 _RECORDABLE = (torch.Tensor, torch.Size, torch.dtype, bool, int, float, str, type(None))
 
 
+@replaces(
+    "keras.src.backend.torch.random:torch_seed_generator",
+    reason="Reads the seed on the host, where a trace of the step does not see it.",
+    everywhere=True,
+)
 def generator(
     sessions: Sessions, capture: StepCapture[torch.Tensor], original: Original, seed: Seed
 ) -> Any:
@@ -34,6 +38,12 @@ def generator(
     return capture.generator(_next_seed(seed, sessions))
 
 
+@replaces(
+    "keras.src.backend.torch.random:beta",
+    "keras.src.backend.torch.random:binomial",
+    "keras.src.backend.torch.random:gamma",
+    reason="Sets torch's own generator by a number, where a trace does not see it.",
+)
 def draw(
     sessions: Sessions,
     capture: StepCapture[torch.Tensor],
@@ -62,6 +72,10 @@ def _next_seed(seed: Seed, sessions: Sessions) -> Any:
     return total if strategy is None else strategy.full_tensor(total)
 
 
+@replaces(
+    "keras.src.backend.torch.core:remat",
+    reason="Sets torch's own generators to recompute a layer, where a trace does not see it.",
+)
 def remat(
     capture: StepCapture[torch.Tensor], original: Original, function: Callable[..., object]
 ) -> Callable[..., Any]:
@@ -82,6 +96,10 @@ def remat(
     return call
 
 
+@replaces(
+    "keras.src.backend.torch.core:scatter",
+    reason="Adds value by value, each at an index that is read on the host.",
+)
 def scatter(original: Original, indices: Any, values: Array, shape: Sequence[int]) -> Any:
     """Replaces `scatter` by one call: Keras adds each value by an index from the host."""
     indices = keras.ops.convert_to_tensor(indices)
@@ -90,6 +108,10 @@ def scatter(original: Original, indices: Any, values: Array, shape: Sequence[int
     return _add_at(indices.long(), keras.ops.convert_to_tensor(values), tuple(shape))
 
 
+@replaces(
+    "keras.src.backend.torch.math:segment_sum",
+    reason="Writes each element by its index in the full tensor.",
+)
 def segment_sum(
     _session: Session,
     original: Original,
@@ -110,6 +132,10 @@ def segment_sum(
     return sums[:-1].to(rows.dtype)
 
 
+@replaces(
+    "keras.src.backend.torch.nn:_transpose_spatial_inputs",
+    reason="Copies images to have their channels first, before each convolution and pooling.",
+)
 def with_channels_first(original: Original, images: Any, **options: object) -> Any:
     """Replaces `_transpose_spatial_inputs`: images keep their memory, with the channels innermost.
 
@@ -134,6 +160,11 @@ def _add_at(indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...])
     return torch.index_put(zeros, numbers, rows.to(in_turn), accumulate=True).to(values.dtype)
 
 
+@replaces(
+    "keras.src.backend.torch.numpy:repeat",
+    reason="Looks up each element by its index, which moves the heads of grouped attention.",
+    until=(3, 14),
+)
 def repeat(
     _session: Session, original: Original, x: object, repeats: object, axis: int | None = None
 ) -> Any:
@@ -143,6 +174,10 @@ def repeat(
     return torch.repeat_interleave(keras.ops.convert_to_tensor(x), repeats, dim=axis)
 
 
+@replaces(
+    "keras.src.backend.torch.nn:sparse_categorical_crossentropy",
+    reason=("Moves the classes of sequences to dim 1: all logits are copied, and their gradient."),
+)
 def sparse_crossentropy(
     sessions: Sessions,
     original: Original,
@@ -186,87 +221,3 @@ def _has_full_rows(tensor: torch.Tensor, session: Session | None) -> bool:
     of_rows = Layout(layout.mesh, (layout.spec[0], *[None] * (tensor.ndim - 1)))
     ranks = math.prod(map(layout.mesh.axis_size, layout.dim_axes(0)))
     return layout == of_rows and tensor.shape[0] % ranks == 0
-
-
-def fused_update(
-    sessions: Sessions,
-    original: Original,
-    optimizer: keras.optimizers.Adam,
-    grads: list[torch.Tensor],
-    variables: list[keras.Variable],
-    learning_rate: torch.Tensor | float,
-) -> None:
-    """Replaces `Adam._parallel_update_step` by torch's fused update, one pass over all tensors.
-
-    It ignores strides, so all must be contiguous. The moments of a variable must have its layout; a
-    strategy may shard them further. A compiled step keeps the operators of Keras, which Inductor
-    fuses; it has no code for the fused update.
-    """
-    values = [variable.value for variable in variables]
-    moments = keras_private.moments_of(optimizer, variables)
-    run, fits = sessions.run(), _have_one_layout(sessions, values, moments)
-    is_compiled = run is not None and run.trainer.jit_compile is True
-    if not sessions.are_served() or is_compiled or not fits:
-        original(optimizer, grads, variables, learning_rate)
-        return
-    # At an infinite step torch applies no bias correction: Keras has it in the learning rate.
-    endless = torch.full((), torch.inf, device=values[0].device)
-    first, second, largest = moments
-    adam(
-        values,
-        [grad if grad.is_contiguous() else grad.contiguous() for grad in grads],
-        first,
-        second,
-        largest,
-        [endless] * len(values),
-        fused=True,
-        amsgrad=optimizer.amsgrad,
-        beta1=optimizer.beta_1,
-        beta2=optimizer.beta_2,
-        lr=_corrected_rate(optimizer, learning_rate, values[0].dtype),
-        weight_decay=0.0,
-        eps=optimizer.epsilon,
-        maximize=False,
-    )
-
-
-def _have_one_layout(
-    sessions: Sessions, values: list[torch.Tensor], moments: tuple[list[torch.Tensor], ...]
-) -> bool:
-    """Returns whether all are contiguous, and the moments of each variable have its layout."""
-    if not all(tensor.is_contiguous() for tensors in (values, *moments) for tensor in tensors):
-        return False
-    session = sessions.current()
-    if session is None:
-        return True
-    layouts = [
-        list(map(session.strategy.layout, tensors)) for tensors in (values, *moments) if tensors
-    ]
-    return all(kind_layouts == layouts[0] for kind_layouts in layouts)
-
-
-def _corrected_rate(
-    optimizer: keras.optimizers.Adam, learning_rate: torch.Tensor | float, dtype: torch.dtype
-) -> Any:
-    """Returns the learning rate with the bias correction of both moments, computed as in Keras."""
-    step = keras.ops.cast(optimizer.iterations + 1, dtype)
-    first, second = (
-        1 - keras.ops.power(keras.ops.cast(beta, dtype), step)
-        for beta in (optimizer.beta_1, optimizer.beta_2)
-    )
-    return keras.ops.cast(learning_rate, dtype) * keras.ops.sqrt(second) / first
-
-
-@attrs.frozen
-class NumbersOfNadam:
-    """Replaces Keras' module `core` for Nadam: in a trace a number stays a tensor."""
-
-    core: Any
-    capture: StepCapture[torch.Tensor]
-
-    def convert_to_numpy(self, number: torch.Tensor) -> Any:
-        """Returns `number`, a divisor: as a tensor it gives bitwise equal results."""
-        return number if self.capture.is_recording() else self.core.convert_to_numpy(number)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.core, name)

@@ -10,11 +10,16 @@ from typing import Any
 import torch
 
 from shardcore.binding.context.session import Session
+from shardcore.binding.keras_private.patches import replaces
 from shardcore.binding.types import Original
 from shardcore.domain.placements import Shard
 from shardcore.ports.types import Array
 
 
+@replaces(
+    "keras.src.backend.torch.numpy:einsum",
+    reason="Makes one matrix of the kernels of all experts, which would be all-gathered.",
+)
 def einsum(
     session: Session, original: Original, subscripts: str, *operands: Array, **kwargs: object
 ) -> Any:

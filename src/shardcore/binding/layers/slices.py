@@ -13,10 +13,15 @@ from torch.overrides import TorchFunctionMode
 
 from shardcore.binding import keras_private
 from shardcore.binding.context.session import Session
+from shardcore.binding.keras_private.patches import replaces
 from shardcore.binding.types import Original
 from shardcore.ports.types import Array
 
 
+@replaces(
+    "keras.src.backend.torch.core:slice",
+    reason="Reads where a slice begins on the host: a trace would have one place only.",
+)
 def slice_tensor(
     session: Session, original: Original, inputs: Array, start_indices: Any, shape: Any
 ) -> torch.Tensor:
@@ -40,6 +45,10 @@ def slice_tensor(
     return sliced
 
 
+@replaces(
+    "keras.src.backend.torch.core:slice_update",
+    reason="Writes element by element, by indices of the full tensor.",
+)
 def update(
     session: Session, original: Original, inputs: Array, start_indices: Any, updates: Array
 ) -> torch.Tensor:

@@ -21,6 +21,7 @@ from shardcore.binding.captured.local_tensors import (
 )
 from shardcore.binding.captured.step import CapturedStep
 from shardcore.binding.context.session import Session, Sessions
+from shardcore.binding.keras_private.patches import replaces
 from shardcore.binding.layers.prompts import capture_prompts, may_capture
 from shardcore.binding.layers.slices import TensorIndices
 from shardcore.binding.types import Original
@@ -39,6 +40,10 @@ class WhileLoops:
     sessions: Sessions
     capture: StepCapture[torch.Tensor]
 
+    @replaces(
+        "keras.src.backend.torch.core:while_loop",
+        reason="Every token of generate() runs eagerly: an iteration is a captured step.",
+    )
     def run(
         self,
         original: Original,

@@ -1,7 +1,7 @@
 """Plans for Keras models: the facts of a model, which a policy gets, and the layout map."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, NoReturn
 
@@ -9,6 +9,7 @@ import keras
 
 from shardcore.binding import keras_private
 from shardcore.binding.context.session import Sessions
+from shardcore.binding.keras_private.patches import replaces_value
 from shardcore.binding.keras_private.variables import tensor_of
 from shardcore.binding.planning.plan import Plan
 from shardcore.binding.planning.repeats import runs_of
@@ -85,6 +86,14 @@ class _Refusing:
     def __init__(self, error: PolicyError) -> None:
         self._error = error
 
+    @replaces_value(
+        "keras.src.distribution.distribution_lib:distribution_lib",
+        reason="A function that builds a model for a plan may set no distribution.",
+    )
+    def instead_of_none(self, original: object) -> object:
+        """Replaces the library that Keras lacks on torch; one that is installed stays."""
+        return original or self
+
     def __getattr__(self, name: str) -> NoReturn:
         raise self._error
 
@@ -99,9 +108,7 @@ def _refusing_distributions(name: str) -> Iterator[None]:
         f"{name} sets a distribution, which a plan can only pass over where shardcore is "
         "installed: call shardcore.install() first."
     )
-    library = keras_private.PATCHES["distribution_lib.distribution_lib"]
-    with ExitStack() as undo:
-        keras_private.replace(library, lambda own: own or _Refusing(error), undo)
+    with keras_private.replaced(_Refusing(error).instead_of_none):
         yield
     if keras.distribution.distribution() is not None:
         raise error

@@ -9,6 +9,7 @@ import torch
 
 from shardcore.binding import keras_private
 from shardcore.binding.context.session import Session, Sessions
+from shardcore.binding.keras_private.patches import replaces
 from shardcore.binding.keras_private.variables import set_tensor, tensor_of
 from shardcore.binding.torch_modules.parallelize import without_edges
 from shardcore.binding.types import Original
@@ -18,6 +19,10 @@ from shardcore.domain.errors import LayoutError
 from shardcore.domain.layout import Layout
 
 
+@replaces(
+    "keras.src.utils.torch_utils:TorchModuleWrapper._track_module_parameters",
+    reason="The module and Keras hold the same parameters: both get the sharded ones.",
+)
 def track(sessions: Sessions, original: Original, wrapper: keras.layers.TorchModuleWrapper) -> None:
     """Replaces `_track_module_parameters`: the module's parameters become Keras variables."""
     session = sessions.current()
@@ -30,6 +35,10 @@ def track(sessions: Sessions, original: Original, wrapper: keras.layers.TorchMod
         variable._shardcore_module = weakref.ref(wrapper.module)
 
 
+@replaces(
+    "keras.src.utils.torch_utils:TorchModuleWrapper.get_config",
+    reason="Pickles the module, which holds shards.",
+)
 def config(sessions: Sessions, original: Original, wrapper: keras.layers.TorchModuleWrapper) -> Any:
     """Replaces `get_config`, which pickles the module: it must hold full plain tensors then."""
     module = wrapper.module

@@ -9,7 +9,8 @@ from keras.callbacks import CallbackList
 
 from shardcore.binding import keras_private
 from shardcore.binding.context.session import Sessions
-from shardcore.binding.metric_sums import TrainerRun
+from shardcore.binding.keras_private.patches import replaces
+from shardcore.binding.trainer_run import TrainerRun
 from shardcore.binding.types import Original
 
 
@@ -26,6 +27,10 @@ class Ends:
             saves = bool(keras_private.save_functions(run.callbacks))
             run.at_end.enter_context(session.processes.points(saves))
 
+    @replaces(
+        "keras.src.callbacks.callback_list:CallbackList.on_train_batch_end",
+        reason="After it all ranks may end together, on SIGTERM.",
+    )
     def batch_end(
         self, original: Original, callbacks: CallbackList, batch: int, logs: object = None
     ) -> None:
@@ -40,6 +45,10 @@ class Ends:
             if batch + 1 < (callbacks.params.get("steps") or batch + 2):
                 self._pass_point(run, steps=batch + 1)
 
+    @replaces(
+        "keras.src.callbacks.callback_list:CallbackList.on_epoch_end",
+        reason="After it all ranks may end together, on SIGTERM.",
+    )
     def epoch_end(
         self, original: Original, callbacks: CallbackList, epoch: int, logs: object = None
     ) -> None:
@@ -50,6 +59,10 @@ class Ends:
             self._wait_for_all_if_stopped(run)
             self._pass_point(run, steps=0)  # of the next epoch
 
+    @replaces(
+        "keras.src.callbacks.callback_list:CallbackList.on_train_end",
+        reason="After it all ranks may end together, on SIGTERM.",
+    )
     def train_end(self, original: Original, callbacks: CallbackList, logs: object = None) -> None:
         """Replaces `CallbackList.on_train_end`, after which all is done: a backup is removed."""
         run = self._run(callbacks)

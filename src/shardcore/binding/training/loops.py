@@ -15,6 +15,7 @@ from shardcore.binding import keras_private
 from shardcore.binding.context import rank_consistency
 from shardcore.binding.context.session import Session, Sessions, stored_layout
 from shardcore.binding.data import batches
+from shardcore.binding.keras_private.patches import replaces
 from shardcore.binding.types import Original
 
 # The updates of an optimizer, and the calls of a layer, whose plain inputs the ranks compare.
@@ -39,6 +40,10 @@ def join_rows(layer: Layer, call: Call, session: Session) -> Call:
     return joined
 
 
+@replaces(
+    "keras.src.losses.loss:Loss.__call__",
+    reason="In a loop outside fit the targets may be the rows of one rank.",
+)
 def loss(
     sessions: Sessions,
     original: Original,
@@ -93,6 +98,10 @@ def _is_plain(tensor: Any, session: Session) -> bool:
     return not session.strategy.owns(tensor)
 
 
+@replaces(
+    "keras.src.optimizers.base_optimizer:BaseOptimizer.apply",
+    reason="Ranks with different inputs would train different weights in a loop outside fit.",
+)
 def keras_update(
     sessions: Sessions,
     original: Original,

@@ -16,6 +16,7 @@ from keras.optimizers import LossScaleOptimizer
 
 from shardcore.binding import keras_private
 from shardcore.binding.context.session import Sessions
+from shardcore.binding.keras_private.patches import replaces
 from shardcore.binding.types import Original
 from shardcore.ports.types import OpenUpdateOnDevice, UpdateOnDevice
 from shardcore.reporting.logs import log_of
@@ -35,6 +36,10 @@ class LossScaling:
     # Of a thread: in its attribute `update` the one that it runs.
     _thread: threading.local = attrs.field(factory=threading.local, init=False)
 
+    @replaces(
+        "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer._common_apply",
+        reason="Reads on the host whether all gradients are finite.",
+    )
     def update(
         self,
         original: Original,
@@ -68,6 +73,10 @@ class LossScaling:
                 optimizer.inner_optimizer.name,
             )
 
+    @replaces(
+        "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer.check_finite",
+        reason="Makes four tensors of the size of each gradient.",
+    )
     def check_finite(
         self, original: Original, optimizer: LossScaleOptimizer, grads: list[torch.Tensor | None]
     ) -> Any:
@@ -81,6 +90,11 @@ class LossScaling:
         sums = [(gradient * 0.0).sum() for gradient in gradients]
         return torch.isfinite(torch.stack(sums)).all()
 
+    @replaces(
+        "keras.src.backend.torch.core:cond",
+        reason="Reads its predicate on the host, in the update of a LossScaleOptimizer too.",
+        everywhere=True,
+    )
     def cond(
         self,
         original: Original,

@@ -18,8 +18,9 @@ from shardcore.binding.context.session import Session, Sessions
 from shardcore.binding.data import batches
 from shardcore.binding.data.data_adapters import RowsAhead, compare_batches, epoch_facts
 from shardcore.binding.data_position import Counted
-from shardcore.binding.metric_sums import TrainerRun
+from shardcore.binding.keras_private.patches import replaces
 from shardcore.binding.planning import rules_report
+from shardcore.binding.trainer_run import TrainerRun
 from shardcore.binding.training import undisturbed
 from shardcore.binding.training.ends import Ends
 from shardcore.binding.training.precision import EmulationWarning
@@ -39,8 +40,15 @@ class Steps:
     capture: StepCapture[torch.Tensor]
     emulation: EmulationWarning = attrs.field(factory=EmulationWarning, init=False)
 
-    def make(self, kind: str, original: Original, trainer: Model, force: bool = False) -> Any:
+    @replaces(
+        "keras.src.backend.torch.trainer:TorchTrainer.make_train_function",
+        "keras.src.backend.torch.trainer:TorchTrainer.make_test_function",
+        "keras.src.backend.torch.trainer:TorchTrainer.make_predict_function",
+        reason="A batch is sharded before the step, and its logs are all-gathered after it.",
+    )
+    def make(self, name: str, original: Original, trainer: Model, force: bool = False) -> Any:
         """Replaces `make_train_function`, `make_test_function` and `make_predict_function`."""
+        _, kind, _ = name.split("_")
         function_name = f"{kind}_function"  # the attribute for the result
         before = getattr(trainer, function_name)
         is_old = isinstance(before, _Step) and before.sessions is not self.sessions
@@ -52,6 +60,17 @@ class Steps:
             setattr(trainer, function_name, _Step(self.sessions, trainer, function, captured))
         return result
 
+    @replaces(
+        "keras.src.backend.torch.trainer:TorchTrainer.fit",
+        "keras.src.backend.torch.trainer:TorchTrainer.evaluate",
+        "keras.src.backend.torch.trainer:TorchTrainer.predict",
+        "keras.src.backend.torch.trainer:TorchTrainer.train_on_batch",
+        "keras.src.backend.torch.trainer:TorchTrainer.test_on_batch",
+        "keras.src.backend.torch.trainer:TorchTrainer.predict_on_batch",
+        reason=(
+            "Of a sharded model outside its scope, data, callbacks and files find no distribution."
+        ),
+    )
     def within_scope(
         self, original: Original, trainer: Model, *args: object, **kwargs: object
     ) -> Any:
@@ -79,10 +98,18 @@ class Steps:
         epochs = ", ".join(f"{option}={options[option]}" for option in _EPOCHS if option in options)
         return self.sessions.collective_call(f"{name}({epochs}) of model {trainer.name!r}")
 
+    @replaces(
+        "keras.src.backend.torch.trainer:TorchTrainer._should_torch_compile",
+        reason="torch.compile dies on Keras' own Python over sharded tensors: traces are compiled.",
+    )
     def compilation(self, original: Original, trainer: Model) -> Any:
         """Replaces `_should_torch_compile`: a captured step is compiled from its trace."""
         return False if self.sessions.are_served() else original(trainer)
 
+    @replaces(
+        "keras.src.trainers.epoch_iterator:EpochIterator.__iter__",
+        reason="Generators and replicated variables are compared there, and a resumed fit goes on.",
+    )
     def begin(self, original: Original, iterator: keras_private.EpochIterator) -> Any:
         """Replaces `EpochIterator.__iter__`: compares ranks, skips batches of finished steps."""
         session, run = self.sessions.current(), self.sessions.run()
@@ -114,6 +141,10 @@ class Steps:
         if run is not None:
             run.agree(any(readers))
 
+    @replaces(
+        "keras.src.backend.torch.trainer:TorchEpochIterator._get_iterator",
+        reason="Ranks with other numbers of steps are found there; batches are counted to resume.",
+    )
     def epoch(self, original: Original, iterator: keras_private.EpochIterator) -> Any:
         """Replaces `TorchEpochIterator._get_iterator`: every process runs the same steps."""
         session, run = self.sessions.current(), self.sessions.run()
@@ -138,11 +169,18 @@ class Steps:
         position.goes_on = bool(iterator.steps_per_epoch)
         return Counted(batches_of_process, position)
 
+    @replaces(
+        "keras.src.callbacks.callback_list:CallbackList.on_train_begin",
+        "keras.src.callbacks.callback_list:CallbackList.on_test_begin",
+        "keras.src.callbacks.callback_list:CallbackList.on_predict_begin",
+        reason="Only this list has the callbacks, which may read the results of each step.",
+    )
     def callbacks(
-        self, phase: str, original: Original, callbacks: CallbackList, logs: object = None
+        self, name: str, original: Original, callbacks: CallbackList, logs: object = None
     ) -> None:
         """Replaces `CallbackList.on_train_begin` and `on_test_begin`, at which a run begins."""
         run = self.sessions.run()
+        _, phase, _ = name.split("_")
         if run is not None:
             run.callbacks, run.phase = callbacks, phase
             keras_private.sort_callbacks(callbacks)

@@ -17,7 +17,7 @@ from keras.callbacks import CallbackList
 from torch.utils.data import DataLoader
 
 from shardcore.binding import keras_private
-from shardcore.binding.metric_sums import TrainerRun
+from shardcore.binding.trainer_run import TrainerRun
 
 _THREADS = ("MainThread", "shardcore")
 _LIBRARIES = ("torch", "keras", "shardcore", "hypothesis")

@@ -9,12 +9,17 @@ from keras.layers import Layer, TorchModuleWrapper
 from shardcore.binding import keras_private
 from shardcore.binding.context import rank_consistency
 from shardcore.binding.context.session import Session, Sessions, stored_layout
+from shardcore.binding.keras_private.patches import replaces
 from shardcore.binding.keras_private.variables import set_tensor, tensor_of
 from shardcore.binding.variables import torch_state
 from shardcore.binding.variables.variable import assign as assign_to_sharded
 from shardcore.binding.variables.variable import store_variable
 
 
+@replaces(
+    "keras.src.backend.torch.core:Variable._direct_assign",
+    reason="The value is redistributed to the variable's layout.",
+)
 def assign(
     sessions: Sessions, original: Callable[..., None], target: Variable, value: torch.Tensor
 ) -> None:

@@ -12,6 +12,7 @@ from keras import Variable, initializers
 
 from shardcore.binding import keras_private
 from shardcore.binding.context.session import Session, Sessions
+from shardcore.binding.keras_private.patches import replaces
 from shardcore.binding.types import Original
 from shardcore.binding.variables import variable
 from shardcore.domain.layout import Layout
@@ -54,6 +55,10 @@ class NewShard:
         return self.session.from_local(shard, self.layout, self.shape)
 
 
+@replaces(
+    "keras.src.backend.common.variables:Variable._initialize_with_initializer",
+    reason="Draws the full value; a rank keeps its shard.",
+)
 def initialize(sessions: Sessions, original: Original, new: Variable, initializer: object) -> None:
     """Replaces `Variable._initialize_with_initializer`: makes a shard of a large value."""
     session, shape, call = sessions.current(), tuple(new.shape), type(initializer).__call__
@@ -80,6 +85,12 @@ def _can_be_drawn(layout: Layout) -> bool:
     return is_one_part and torch.device(keras_private.torch_device()).type == "cpu"
 
 
+@replaces(
+    "keras.src.backend.torch.random:normal",
+    "keras.src.backend.torch.random:truncated_normal",
+    "keras.src.backend.torch.random:uniform",
+    reason="Makes several copies of the full value of a variable.",
+)
 def draw(
     sessions: Sessions, original: Original, shape: Any, *args: Any, **kwargs: Any
 ) -> torch.Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from shardcore.binding.context.session import Sessions
+from shardcore.binding.keras_private.patches import replaces
 from shardcore.binding.types import Original
 from shardcore.binding.variables.variable import full_tensor
 
@@ -14,6 +15,17 @@ from shardcore.binding.variables.variable import full_tensor
 PIECE = 1 << 18
 
 
+@replaces(
+    "keras.src.quantizers.quantizers:abs_max_quantize",
+    reason="Makes several full copies of a sharded kernel.",
+    everywhere=True,
+)
+@replaces(
+    "keras.src.quantizers.quantizers:abs_max_quantize_grouped_with_zero_point",
+    reason="Makes several full copies of a sharded kernel.",
+    since=(3, 14),
+    everywhere=True,
+)
 def in_pieces(
     sessions: Sessions, original: Original, inputs: Any, *args: object, **kwargs: object
 ) -> Any:

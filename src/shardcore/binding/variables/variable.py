@@ -13,6 +13,7 @@ from keras import Variable
 from shardcore.binding import keras_private
 from shardcore.binding.context.collective_errors import check_other_ranks
 from shardcore.binding.context.session import Session, Sessions, stored_layout
+from shardcore.binding.keras_private.patches import replaces
 from shardcore.binding.keras_private.variables import set_tensor, tensor_of
 from shardcore.binding.types import Original
 from shardcore.domain.errors import ArgumentProblem, CallProblem
@@ -24,6 +25,11 @@ from shardcore.reporting.logs import log_of
 logger = log_of("variables")
 
 
+@replaces(
+    "keras.src.backend.common.variables:Variable.__init__",
+    reason="Drops the layout that an optimizer gives its variables.",
+    until=(3, 14),
+)
 def keep_layout(
     original: Callable[..., None],
     variable: Variable,
@@ -36,6 +42,10 @@ def keep_layout(
     original(variable, *args, **kwargs)
 
 
+@replaces(
+    "keras.src.backend.torch.core:Variable._initialize",
+    reason="The torch variable ignores its layout.",
+)
 def initialize(session: Session, original: Original, variable: Variable, value: object) -> None:
     """Replaces `Variable._initialize`, the only place with the full value."""
     if isinstance(value, torch.nn.Parameter) and session.mesh.size > 1:
@@ -81,6 +91,13 @@ def _check_thread(variable: Variable, sessions: Sessions) -> None:
         )
 
 
+@replaces(
+    "keras.src.backend.common.variables:AutocastScope.maybe_cast",
+    reason=(
+        "Infers shapes with variables in the wrong dtype. If that fails, each rank runs the "
+        "model on the global batch."
+    ),
+)
 def cast(original: Callable[..., Any], scope: object, value: Any) -> Any:
     """Replaces `AutocastScope.maybe_cast`: casts on the meta device while Keras infers shapes.
 
@@ -91,6 +108,10 @@ def cast(original: Callable[..., Any], scope: object, value: Any) -> Any:
     return original(scope, value)
 
 
+@replaces(
+    "keras.src.backend.torch.core:Variable.__repr__",
+    reason="Prints the value: a collective, though one rank prints.",
+)
 def represent(_original: Callable[..., str], variable: Variable) -> str:
     """Replaces `Variable.__repr__`: prints the layout instead of a value that is sharded."""
     layout = stored_layout(variable)
@@ -102,6 +123,11 @@ def represent(_original: Callable[..., str], variable: Variable) -> str:
     )
 
 
+@replaces(
+    "keras.src.backend.torch.core:convert_to_numpy",
+    reason="NumPy gets the full value.",
+    everywhere=True,
+)
 def to_numpy(sessions: Sessions, original: Original, x: object) -> Any:
     """Replaces `convert_to_numpy`: all-gathers sharded tensors, alone or in a list, first."""
     value: Any = getattr(x, "value", x)  # of a Keras variable

@@ -1,0 +1,53 @@
+"""The table of patches, read from the functions that declare them (ADR 2)."""
+
+from collections.abc import Iterable
+from types import ModuleType
+
+from shardcore.binding import backend_library, keras_private, layout_map, metric_sums
+from shardcore.binding.checkpoints import backup
+from shardcore.binding.context import ambient, disabled
+from shardcore.binding.data import batches, data_adapters
+from shardcore.binding.files import callbacks, loading, saving
+from shardcore.binding.inspection import explained_step
+from shardcore.binding.keras_private import rebinding, shapes
+from shardcore.binding.keras_private.patches import Replacement, declared_in
+from shardcore.binding.layers import calls, operations, products, slices, while_loops
+from shardcore.binding.planning import make_plan
+from shardcore.binding.torch_modules import wrapper
+from shardcore.binding.training import ends, loops, loss_scaling, optimizer_updates, steps
+from shardcore.binding.variables import adoption, initial, quantized, variable
+
+
+def _declared_in(modules: Iterable[ModuleType]) -> tuple[Replacement, ...]:
+    return tuple(replacement for module in modules for replacement in declared_in(module))
+
+
+# What install() replaces, in all lines of Keras.
+INSTALLED = _declared_in(
+    (
+        *(backend_library, layout_map, metric_sums),
+        *(ambient, disabled),
+        *(adoption, initial, quantized, variable),
+        *(calls, operations, products, slices, while_loops),
+        wrapper,
+        *(batches, data_adapters),
+        *(ends, loops, loss_scaling, optimizer_updates, steps),
+        *(callbacks, loading, saving),
+        backup,
+    )
+)
+# What is replaced in a context only: while a model is built for a plan, or explained.
+TEMPORARY = _declared_in((rebinding, shapes, make_plan, explained_step))
+# The patches that the installed release of Keras needs, by their keys.
+PATCHES = {
+    replacement.patch.key: replacement.patch
+    for replacement in INSTALLED
+    if replacement.patch.is_needed
+}
+
+
+def missing() -> list[str]:
+    """Returns the names in the table that this Keras does not have."""
+    temporary = (replacement.patch for replacement in TEMPORARY)
+    needed = (patch for patch in temporary if patch.is_needed)
+    return keras_private.missing([*PATCHES.values(), *needed])
