@@ -65,6 +65,25 @@ def is_made_by_optimizer() -> bool:
     return bool(scopes) and isinstance(scopes[-1].caller, optimizers.Optimizer)
 
 
+# What Keras itself has in its global state: scopes of the call that runs, and `settings()`.
+KERAS_STATE = frozenset(
+    {
+        *("autocast_scope", "current_call_ctx", "custom_objects_scope_dict", "distribution"),
+        *("dtype_policy", "flash_attention", "global_random_seed", "global_seed_generator"),
+        *("in_tf_graph_scope", "interactive_logging", "name_scope_stack", "nnx_enabled"),
+        *("remat_scope_stack", "safe_mode_saving", "stateless_scope", "symbolic_scope"),
+        *("torch_device", "traceback_filtering", "tracking_on", "uninitialized_variables"),
+        "use_legacy_config",
+    }
+)
+
+
+def global_attributes() -> dict[str, Any]:
+    """Returns the global state of Keras on this thread, by name."""
+    attributes: dict[str, Any] = vars(global_state.GLOBAL_STATE_TRACKER)
+    return attributes
+
+
 def settings() -> tuple[Any, ...]:
     """Returns the settings of `keras.config` that layers and losses read in their calls."""
     attention = global_state.get_global_attribute("flash_attention")

@@ -11,6 +11,7 @@ import threading
 from _thread import _count as count_threads
 from typing import Any
 
+import keras
 import numpy as np
 import torch
 from keras.callbacks import CallbackList
@@ -21,6 +22,8 @@ from shardcore.binding.trainer_run import TrainerRun
 
 _THREADS = ("MainThread", "shardcore")
 _LIBRARIES = ("torch", "keras", "shardcore", "hypothesis")
+# Modules whose classes of streams write, and run no code of the user.
+_STREAMS = ("_io", "ipykernel", "_pytest", "absl")
 
 
 def is_undisturbed(callbacks: CallbackList | None, adapter: keras_private.DataAdapter) -> bool:
@@ -43,6 +46,10 @@ def is_undisturbed(callbacks: CallbackList | None, adapter: keras_private.DataAd
         and not any(map(_is_users_handler, signal.valid_signals()))
         and all(map(_is_of_library, gc.callbacks))
         and sys.gettrace() is None
+        and sys.getprofile() is None
+        # Keras shows its progress by these, or by the handlers of a logger.
+        and all(map(_is_plain_stream, (sys.stdout, sys.stderr)))
+        and keras.config.is_interactive_logging_enabled()
     )
 
 
@@ -91,6 +98,16 @@ def _is_users_handler(number: signal.Signals) -> bool:
         and handler is not signal.default_int_handler
         and not _is_of_library(handler)
     )
+
+
+def _is_plain_stream(stream: object) -> bool:
+    """Returns whether to write into a stream, and into those below it, runs no code of the user."""
+    if stream is None:
+        return True
+    is_own = type(stream).__module__.partition(".")[0] in _STREAMS
+    is_replaced = "write" in getattr(stream, "__dict__", ())
+    below = getattr(stream, "buffer", None) or getattr(stream, "raw", None)
+    return is_own and not is_replaced and _is_plain_stream(below)
 
 
 def _is_of_library(function: object) -> bool:

@@ -5,10 +5,19 @@ import warnings
 
 import keras
 import numpy as np
+import pytest
 
 import shardcore
 from shardcore.testing import run_ranks
-from tests.distributed.capture.states.changers import APART, BATCH, CHANGERS, EPOCHS, at_once, data
+from tests.distributed.capture.states.changers import (
+    APART,
+    BATCH,
+    CHANGERS,
+    EPOCHS,
+    at_once,
+    data,
+    stream_within_an_epoch,
+)
 from tests.distributed.capture.steps import messages
 from tests.distributed.programs import distribute
 
@@ -86,3 +95,16 @@ def test_a_step_sees_what_a_thread_or_a_signal_handler_changed():
     ((expected, found),) = run_ranks(program, 1, timeout=180)
     for name, last in found.items():
         assert abs(last - expected) < 1e-5, f"{name}: the change was not seen"
+
+
+def test_a_step_sees_what_a_stream_changed_within_the_epoch():
+    """Keras writes its progress beside the next step, so that the change may come a step later."""
+
+    def program(rank):
+        shardcore.install("single")
+        return losses(rank, [stream_within_an_epoch])
+
+    ((found, _),) = run_ranks(program, 1)
+    ((eager, captured),) = found.values()
+    assert eager[1] > eager[0] + 0.2
+    assert captured == pytest.approx(eager, abs=0.2)

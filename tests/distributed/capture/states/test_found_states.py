@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import shardcore
 from shardcore.testing import RankFailed, run_ranks
+from tests.distributed.capture.states import behind_c
 from tests.distributed.programs import distribute
 
 
@@ -323,6 +324,7 @@ def of_a_name_of_a_cell():
 
 
 STATES = [value for name, value in list(globals().items()) if name.startswith("of_")]
+STATES += behind_c.STATES
 
 
 def losses(state, jit_compile):
@@ -346,7 +348,7 @@ def test_every_state_is_seen_or_the_step_is_eager():
         shardcore.install("single")
         return [(losses(state, False), losses(state, "auto")) for state in STATES]
 
-    (pairs,) = run_ranks(program, 1)
+    (pairs,) = run_ranks(program, 1, timeout=180)
     wrong = [
         state.__name__ for state, pair in zip(STATES, pairs, strict=True) if pair[0] != pair[1]
     ]

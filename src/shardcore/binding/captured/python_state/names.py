@@ -20,8 +20,19 @@ _ALL = frozenset(
     {
         *("vars", "dir", "__dict__", "__getattribute__", "attrgetter", "methodcaller"),
         *("copy", "deepcopy", "asdict", "astuple", "fields", "evolve", "getattr_static"),
+        "__get__",
     }
 )
+# Names by which code reads these of a function, which need not run.
+OF_FUNCTIONS = frozenset(
+    {
+        *("__code__", "__defaults__", "__kwdefaults__", "signature", "getfullargspec"),
+        *("__name__", "__qualname__", "__doc__", "__module__", "getdoc", "getsource"),
+    }
+)
+OF_CLOSURES = frozenset({"__closure__", "cell_contents", "getclosurevars"})
+# Functions that ask for an attribute which may not be there.
+PROBES = frozenset({"getattr", "hasattr", "vars", "__dict__"})
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 # Instructions that load a value by a name or from a constant, and change nothing.
 _LOADS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_ATTR", "LOAD_NAME", "LOAD_CLOSURE")
@@ -35,6 +46,7 @@ class Names:
     Args:
         variables: Names of global variables.
         attributes: Names of attributes and keys: all names, and all strings.
+        passed: Those of both that may be passed on: other names are called where they are loaded.
         modules: Names of modules that it imports.
         are_complete: Whether all other names are seen while they are looked up: by calls of
             `getattr` and `hasattr`, see `noted_lookups`.
@@ -43,6 +55,7 @@ class Names:
 
     variables: frozenset[str]
     attributes: frozenset[str]
+    passed: frozenset[str]
     modules: frozenset[str]
     are_complete: bool
     location: str
@@ -65,12 +78,15 @@ class Names:
             if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
         ]
         modules = [step.argval for step in instructions if step.opname == "IMPORT_NAME"]
-        attributes = {*code.co_names, *_strings(code.co_consts)}
+        strings = set(_strings(code.co_consts))
+        attributes = {*code.co_names, *strings}
+        passed = {step.argval for step in instructions if _loads_value(step)}
         if any(instruction.opname == "MATCH_CLASS" for instruction in instructions):
             attributes.add("__match_args__")
         return cls(
             frozenset(variables),
             frozenset(attributes),
+            frozenset(passed | strings),
             frozenset(modules),
             not attributes & _ALL and _are_called(instructions),
             f"{code.co_qualname} ({code.co_filename}:{code.co_firstlineno})",
@@ -86,6 +102,15 @@ def _strings(constants: tuple[object, ...]) -> Iterator[str]:
                 yield from _IDENTIFIER.findall(constant)
         elif isinstance(constant, tuple | frozenset):
             yield from _strings(tuple(constant))
+
+
+def _loads_value(step: dis.Instruction) -> bool:
+    """Returns whether an instruction loads what a name refers to, not in order to call it."""
+    if step.opname in ("LOAD_NAME", "IMPORT_FROM"):
+        return True
+    is_attribute = step.opname == "LOAD_ATTR"  # Python 3.11 loads by LOAD_METHOD what is called
+    is_called = bool((step.arg or 0) & 1) and not (is_attribute and sys.version_info < (3, 12))
+    return (is_attribute or step.opname == "LOAD_GLOBAL") and not is_called
 
 
 def _are_called(instructions: list[dis.Instruction]) -> bool:

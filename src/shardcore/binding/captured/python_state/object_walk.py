@@ -18,17 +18,19 @@ import keras
 import torch
 
 from shardcore.binding import keras_private
-from shardcore.binding.captured.python_state import objects, rules
+from shardcore.binding.captured.python_state import c_code, objects, rules
 from shardcore.binding.captured.python_state.contents import Budget, content_of, members_reader
 from shardcore.binding.captured.python_state.objects import attributes_of, is_of, namespace_reader
 from shardcore.binding.captured.python_state.observed import ObservedCalls
 from shardcore.binding.captured.python_state.readers import (
     class_name,
+    count_attributes,
     geometry,
     identity,
     level,
     read_or_none,
     state_in_c,
+    title_of,
 )
 from shardcore.binding.captured.python_state.watched import WatchedValues
 from shardcore.binding.keras_private.variables import tensor_of
@@ -37,6 +39,8 @@ from shardcore.domain.steps.capture import NotCaptured
 # The most objects that one guard compares: more take longer than the step.
 _MOST_OBJECTS = 300_000
 _IMMUTABLE = (tuple, frozenset)
+# Functions of C that read attributes whose names no code has.
+_READERS = frozenset({"__get__", "__getattribute__"})
 # The message for an object of Keras or torch that has gained or lost an attribute.
 NEW_ATTRIBUTES = "new attributes"
 _BASES = attrgetter("__bases__", "__mro__")
@@ -68,11 +72,13 @@ class ObjectWalk(abc.ABC):
     budget: Budget = attrs.field(factory=Budget, init=False)
     # All names in the user's code, and those that it has looked up.
     user_names: frozenset[str] = attrs.field(init=False)
+    passed_names: frozenset[str] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.user_names = self.called.user_names()
+        self.passed_names = self.called.passed_names()
 
-    def _visit(self, value: Any, name: str) -> None:
+    def _visit(self, value: Any, name: str) -> None:  # noqa: C901 - a case for each kind
         """Notes what is compared of a value, and adds its parts."""
         kind: Any = type(value)  # a class is hashable, which mypy does not know
         if value is decimal.Decimal or is_of(value, decimal.Decimal):
@@ -83,6 +89,10 @@ class ObjectWalk(abc.ABC):
             self._add_tensor(value, name)
         elif is_of(value, FunctionType):
             self._add_function(value, name)
+        elif is_of(value, *objects.FUNCTIONS_OF_C):
+            c_code.check_function(value, self.called)
+            self.names_are_computed |= value.__name__ in _READERS
+            self._add_contents(value, name)
         elif issubclass(kind, type):
             self._add_class(value)
         elif is_of(value, ModuleType):
@@ -216,7 +226,7 @@ class ObjectWalk(abc.ABC):
         if is_of(owner, threading.local):
             attributes = threading.local.__getattribute__(owner, "__dict__")
         if attributes is not None:
-            title = _title(owner, attributes, name)
+            title = title_of(owner, attributes, name)
             self._add_attributes(attributes, title, is_library)
             self.watched.add_class(owner, title)
             if not is_library:
@@ -253,10 +263,11 @@ class ObjectWalk(abc.ABC):
             noun = NEW_ATTRIBUTES if is_library else "attributes"
             self.watched.add_size(attributes, f"{noun} of {title}")
         else:
-            self.watched.add_content(partial(_count, attributes), f"attributes of {title}")
+            self.watched.add_content(partial(count_attributes, attributes), f"size of {title}")
 
     def _add_class(self, kind: type) -> None:
         """Adds the attributes of a class that is not a library's."""
+        c_code.check_class(kind, self.called)
         if rules.is_library(kind.__module__) or rules.is_standard(kind.__module__):
             return
         space = vars(kind)
@@ -286,14 +297,4 @@ class ObjectWalk(abc.ABC):
 
     @abc.abstractmethod
     def _add_cached_function(self, function: Any) -> None:
-        """Adds what the function of a cache reads, which may have run before the first step."""
-
-
-def _title(owner: Any, attributes: dict[str, Any], name: str) -> str:
-    own = attributes.get("name")
-    return f"{type(owner).__name__} {own!r}" if isinstance(own, str) else name
-
-
-def _count(attributes: dict[str, Any]) -> int:
-    """Returns the number of attributes of a model, without those in which it notes its runs."""
-    return len(attributes) - len(keras_private.RUNS_NOTED & attributes.keys())
+        """Adds what the function of a cache reads, which may have run before all steps."""

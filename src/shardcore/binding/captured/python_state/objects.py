@@ -49,12 +49,15 @@ _IMMUTABLE = (
     *(type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor)),
     type(vars(namedtuple("Pair", "first second"))["first"]),
 )
+FUNCTIONS_OF_C = (
+    *(types.BuiltinFunctionType, types.MethodDescriptorType, types.ClassMethodDescriptorType),
+    *(types.MethodWrapperType, types.WrapperDescriptorType),
+)
 _KNOWN_TO_THE_WALK = (
     *(*PLAIN, *CONTAINERS, *ORDERED, *VIEWS, *LOOKUPS, CACHED, partial, SimpleNamespace, type),
     *(torch.Tensor, torch.Generator, torch.Size, np.ndarray, np.generic, np.dtype, np.ufunc),
-    *(types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType),
-    *(types.MethodWrapperType, types.WrapperDescriptorType, types.MethodDescriptorType),
-    *(types.ClassMethodDescriptorType, GetSetDescriptorType, MemberDescriptorType),
+    *(types.FunctionType, *FUNCTIONS_OF_C, types.MethodType, types.ModuleType),
+    *(GetSetDescriptorType, MemberDescriptorType),
     *(property, staticmethod, classmethod, super, slice, range, weakref.ref, ContextVar),
     *(types.CodeType, types.GenericAlias, types.UnionType, type(...), type(NotImplemented)),
     *(re.Pattern, itemgetter, threading.local, type(threading.Lock()), type(threading.RLock())),

@@ -150,14 +150,14 @@ class ObservedCalls:
                 )
                 why = f"calls {name}(), which reads what no guard compares" if is_refused else ""
             if why:
-                raise NotCaptured(f"{self._caller(name)} {why}: {rules.remedy(name)}")
+                raise NotCaptured(f"{self.caller_of(name)} {why}: {rules.remedy(name)}")
 
     def _is_named(self, function: object, name: str) -> bool:
         """Returns whether the user's code calls a function, or names it."""
         names = (self.names_of(code).attributes for code in self.users())
         return function in self._called_by_users or any(name in attributes for attributes in names)
 
-    def _caller(self, function: str) -> str:
+    def caller_of(self, function: str) -> str:
         """Returns the first user function that names `function`, and its line."""
         for code in self.users():
             names = self.names_of(code)
@@ -183,6 +183,15 @@ class ObservedCalls:
         """Returns the names in the user's code, and those that it has looked up."""
         users = self.users()
         in_code = [self.names_of(code).attributes for code in users]
+        return frozenset().union(*in_code, *(self._looked_up.get(code, ()) for code in users))
+
+    def passed_names(self) -> frozenset[str]:
+        """Returns the names by which the user's code may pass a function to a function of C.
+
+        The profile does not see what functions of C call: `map(os.access, paths)`.
+        """
+        users = self.users()
+        in_code = [self.names_of(code).passed for code in users]
         return frozenset().union(*in_code, *(self._looked_up.get(code, ()) for code in users))
 
     def effects(self) -> list[str]:

@@ -2,6 +2,10 @@
 
 import decimal
 import logging
+import os
+import threading
+import warnings
+from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -9,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from shardcore.binding import keras_private
 from shardcore.binding.captured.python_state.objects import is_of
 from shardcore.binding.captured.python_state.watched import WatchedValues
 
@@ -19,6 +24,31 @@ _OF_TENSOR = attrgetter("dtype", "shape", "retains_grad")
 _PARTS_OF_EXCEPTION = tuple(
     vars(BaseException)[name]
     for name in ("args", "__cause__", "__context__", "__suppress_context__")
+)
+
+
+# Settings by the names of which the user's code must have one: how to read them, and their title.
+SETTINGS: tuple[tuple[frozenset[str], Callable[[], object], str], ...] = (
+    (
+        frozenset({"environ", "getenv", "get_exec_path", "getenvb"}),
+        lambda: dict(os.environ),
+        "os.environ",
+    ),
+    (
+        frozenset({"FloatingPointError"}),
+        lambda: repr(np.geterr()),
+        "NumPy's handling of errors",
+    ),
+    (
+        frozenset({"warn", "catch_warnings"}),
+        lambda: list(warnings.filters),
+        "the filters of warnings",
+    ),
+    (
+        frozenset({"current_thread"}),
+        lambda: threading.current_thread().name,
+        "the name of this thread",
+    ),
 )
 
 
@@ -72,3 +102,14 @@ def decimal_context() -> str:
 def level(logger: logging.Logger) -> tuple[Any, ...]:
     """Returns whether a logger writes, and from which level on."""
     return logger.getEffectiveLevel(), logger.disabled, logging.root.manager.disable
+
+
+def title_of(owner: Any, attributes: dict[str, Any], name: str) -> str:
+    """Returns what messages call an object: its class and its own name, if it has one."""
+    own = attributes.get("name")
+    return f"{type(owner).__name__} {own!r}" if isinstance(own, str) else name
+
+
+def count_attributes(attributes: dict[str, Any]) -> int:
+    """Returns the number of attributes of a model, without those in which it notes its runs."""
+    return len(attributes) - len(keras_private.RUNS_NOTED & attributes.keys())

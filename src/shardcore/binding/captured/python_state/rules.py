@@ -167,6 +167,7 @@ _C_TYPES = re.compile(
     r"|weakref\.|datetime\.|decimal\.|array\.|_struct\.|_random\.|numpy\.|torch|optree\."
     r"|ml_dtypes\.|_contextvars\.|_abc\.|_collections\.|_io\.StringIO|_io\.BytesIO|tensorflow\."
     r"|_functools\.|contextvars\.|_operator\.|_lsprof\."
+    r"|uuid\.|zoneinfo\.|ipaddress\.|pathlib\.|inspect\.|fractions\."
 )
 # Methods of locks that return whether one is held. A `with` block calls neither.
 _ASK_LOCKS = frozenset({"locked", "acquire"})
@@ -260,6 +261,17 @@ def why_unknown(function: str) -> str:
     if bound or not module or module.partition(".")[0] in _C_MODULES or name in _C_FUNCTIONS:
         return ""
     return f"calls {name}(), which is C code that may read anything"
+
+
+def is_known_class(name: str) -> bool:
+    """Returns whether a class of C, if it is one, reads only what it is given.
+
+    Example:
+        >>> is_known_class("itertools.count"), is_known_class("_io.FileIO")
+        (True, False)
+    """
+    root = name.partition(".")[0]
+    return is_library(name) or root in _C_MODULES or _C_TYPES.match(name) is not None
 
 
 def remedy(function: str) -> str:

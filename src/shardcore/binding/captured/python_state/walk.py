@@ -6,10 +6,7 @@ An attribute counts if the code that ran names it. What counts is compared, or t
 import abc
 import builtins
 import logging
-import os
 import sys
-import threading
-import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
 from types import CodeType, FunctionType, ModuleType
@@ -21,23 +18,14 @@ import numpy as np
 from shardcore.binding import keras_private
 from shardcore.binding.captured.closures import Closures
 from shardcore.binding.captured.python_state import readers, rules
+from shardcore.binding.captured.python_state.names import OF_CLOSURES, OF_FUNCTIONS, PROBES
 from shardcore.binding.captured.python_state.object_walk import ObjectWalk
-from shardcore.binding.captured.python_state.objects import is_of
+from shardcore.binding.captured.python_state.objects import FUNCTIONS_OF_C, is_of
 from shardcore.binding.captured.python_state.observed import ObservedCalls
 from shardcore.binding.captured.python_state.origins import is_known, origin_of
 from shardcore.binding.captured.python_state.watched import WatchedValues
 from shardcore.binding.context.rank_consistency import variables_of
 from shardcore.domain.steps.capture import NotCaptured
-
-# Names by which code reads these of a function, which need not run.
-_OF_FUNCTIONS = frozenset(
-    {
-        *("__code__", "__defaults__", "__kwdefaults__", "signature", "getfullargspec"),
-        *("__name__", "__qualname__", "__doc__", "__module__", "getdoc", "getsource"),
-    }
-)
-# Functions that ask for an attribute which may not be there.
-_PROBES = frozenset({"getattr", "hasattr", "vars", "__dict__"})
 
 
 def watch_state(
@@ -94,7 +82,7 @@ class _StepWalk(ObjectWalk):
     def _probes_attributes(self) -> bool:
         """Whether the user's code may ask for an attribute that is not there."""
         is_trying = any(code.co_exceptiontable for code in self.called.users())
-        return is_trying or not self.user_names.isdisjoint(_PROBES)
+        return is_trying or not self.user_names.isdisjoint(PROBES)
 
     def visit_model(self, trainer: Any) -> None:
         """Visits the layers, optimizer, metrics and losses of a model."""
@@ -171,21 +159,20 @@ class _StepWalk(ObjectWalk):
         """Adds the environment, loggers and settings of libraries that the user's code reads."""
         watch = self.watched.add_content
         watch(abc.get_cache_token, "the classes that are registered with an ABC")
-        if {"environ", "getenv", "get_exec_path", "getenvb"} & self.user_names:
-            watch(lambda: dict(os.environ), "os.environ")
+        for asking, read, title in readers.SETTINGS:
+            if not asking.isdisjoint(self.user_names):
+                watch(read, title)
         if self.has_decimals or "Decimal" in self.user_names:
             watch(readers.decimal_context, "the context of decimal numbers")
-        if "FloatingPointError" in self.user_names:
-            watch(lambda: repr(np.geterr()), "NumPy's handling of errors")
-        if {"warn", "catch_warnings"} & self.user_names:
-            watch(lambda: list(warnings.filters), "the filters of warnings")
-        if "current_thread" in self.user_names:
-            watch(lambda: threading.current_thread().name, "the name of this thread")
+        state = keras_private.global_attributes()
+        names = self.user_names & state.keys() - keras_private.KERAS_STATE
+        self._add_named(state, names, "Keras' global state")
+        self._visit_pending()
         if self.called.has_called_module("numpy._core.arrayprint"):
             watch(lambda: repr(np.get_printoptions()), "NumPy's options of printing")
         if "getLogger" in self.user_names:
-            names = list(logging.root.manager.loggerDict)
-            for name in [name for name in names if not rules.is_library(name)]:
+            loggers = list(logging.root.manager.loggerDict)
+            for name in [name for name in loggers if not rules.is_library(name)]:
                 self._add(logging.getLogger(name), f"logger {name!r}")
             self._add(logging.root, "the root logger")
             self._visit_pending()
@@ -216,9 +203,10 @@ class _StepWalk(ObjectWalk):
         if is_own:
             title = f"function {function.__qualname__}"
             self._add_attributes(vars(function), title, is_library=False)
-            if self.user_names & _OF_FUNCTIONS:
+            if self.user_names & OF_FUNCTIONS:
                 watch(partial(readers.FUNCTION_STATE, function), f"code or defaults of {title}")
                 watch(partial(readers.FUNCTION_TEXTS, function), f"names of {title}")
+            self._add_read_state(function, title)
         if not self.called.has_called(code):
             return
         self.visited[id(code)] = code
@@ -234,6 +222,16 @@ class _StepWalk(ObjectWalk):
         watch(partial(readers.FUNCTION_STATE, function), f"code or defaults {of}")
         self._add(function.__defaults__, f"defaults {of}")
         self._add(function.__kwdefaults__, f"defaults {of}")
+
+    def _add_read_state(self, function: FunctionType, title: str) -> None:
+        """Adds what code reads by `__globals__` and `__closure__` of a function."""
+        if "__globals__" in self.user_names:
+            space = function.__globals__
+            self._add_named(space, self.user_names, str(space.get("__name__")))
+        if not self.user_names.isdisjoint(OF_CLOSURES):
+            for cell in function.__closure__ or ():
+                self.watched.add_result(partial(readers.CELL_CONTENTS, cell), f"closure of {title}")
+                self._add(readers.read_or_none(cell, None), f"closure of {title}")
 
     def _note_namespace(self, code: CodeType, namespace: dict[str, Any]) -> None:
         self.namespaces[id(code)] = namespace
@@ -276,7 +274,8 @@ class _StepWalk(ObjectWalk):
             self.watched.add_attributes(own, builtin, "builtins")
             self.watched.add_absent_keys(own, absent.difference(own), "a name of Python's")
         for name in present:
-            self._add(namespace[name], f"global variable {name!r} of {module}")
+            if name in self.passed_names or not is_of(namespace[name], *FUNCTIONS_OF_C):
+                self._add(namespace[name], f"global variable {name!r} of {module}")
 
     def _add_module(self, module: ModuleType) -> None:
         """Adds the variables of a module that the user's code names.
@@ -294,5 +293,7 @@ class _StepWalk(ObjectWalk):
             absent = self.user_names.difference(named)
             self.watched.add_absent_keys(space, absent, f"a variable of {name}")
         for key in named:
-            if isinstance(space[key], ModuleType) or not callable(space[key]):
-                self._add(space[key], f"variable {key!r} of module {name}")
+            value = space[key]
+            is_passed = is_of(value, *FUNCTIONS_OF_C) and key in self.passed_names
+            if is_of(value, ModuleType, type) or not callable(value) or is_passed:
+                self._add(value, f"variable {key!r} of module {name}")
