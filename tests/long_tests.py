@@ -87,6 +87,10 @@ LONG_TESTS = {
         "ranks whose store does not answer"
     ),
     "files/test_backups.py::"
+    "test_a_fit_that_is_stopped_again_and_again_is_that_of_no_stop[1-arrays-1]": "two ranks",
+    "files/test_backups.py::"
+    "test_a_fit_that_is_stopped_again_and_again_is_that_of_no_stop[1-generator-2]": "two ranks",
+    "files/test_backups.py::"
     "test_each_rank_may_have_a_path_of_its_own_for_all_callbacks": "one path for all",
     "files/test_kills.py": "make faults",
     "files/test_legacy_files.py::"
@@ -116,6 +120,12 @@ LONG_TESTS = {
     "counted[decoder-mesh3-tensor_parallel-manual]": (
         "the MLP under manual, the decoder under dtensor"
     ),
+    "keras_distribution/test_keras_own_tests.py::"
+    "test_the_same_tests_of_keras_pass_as_without_shardcore[saving]": "tests/distributed/files",
+    "keras_distribution/test_keras_own_tests.py::"
+    "test_the_same_tests_of_keras_pass_as_without_shardcore[trainers]": (
+        "tests/distributed/training"
+    ),
     "keras_distribution/test_keras_tests_on_ranks.py::"
     "test_a_test_that_fails_on_one_rank_does_not_hide_those_behind_it": "make keras-tests",
     "keras_distribution/test_keras_tests_on_ranks.py::"
@@ -124,12 +134,6 @@ LONG_TESTS = {
     "test_pass_in_each_variant[manual-layers/core/embedding_test.py-20]": "make keras-tests",
     "keras_distribution/test_keras_tests_on_ranks.py::test_pass_in_each_variant"
     "[variables sharded-layers/normalization/batch_normalization_test.py-5]": "make keras-tests",
-    "keras_distribution/test_keras_own_tests.py::"
-    "test_the_same_tests_of_keras_pass_as_without_shardcore[saving]": "tests/distributed/files",
-    "keras_distribution/test_keras_own_tests.py::"
-    "test_the_same_tests_of_keras_pass_as_without_shardcore[trainers]": (
-        "tests/distributed/training"
-    ),
     "launch/test_taken_over.py::test_plans_and_estimates_of_another_process_are_those_of_a_fork": (
         "new interpreters that train"
     ),
@@ -149,6 +153,10 @@ LONG_TESTS = {
     "test_operators_give_what_they_give_on_plain_tensors[2-LocalShards]": "three ranks",
     "passes/test_capture_memory.py::"
     "test_a_step_of_a_language_model_holds_less_captured": "the other models",
+    "passes/test_fused_adam.py::test_it_gives_what_keras_gives[by hand]": "dtensor",
+    "passes/test_fused_adam.py::"
+    "test_it_gives_what_keras_gives[columns over the batch axis]": "tensor parallel",
+    "passes/test_fused_adam.py::test_it_gives_what_keras_gives[one device]": "data parallel",
     "planning/test_layout_search.py": "planning/test_policies.py",
     "planning/test_memory_estimate.py::"
     "test_the_estimate_is_what_torch_allocates_on_a_rank": "the other estimates",
@@ -180,6 +188,8 @@ LONG_TESTS = {
     "precision/test_loss_scaling.py::test_a_compiled_step_skips_the_same_steps": "captured steps",
     "precision/test_loss_scaling.py::"
     "test_ranks_skip_the_steps_that_one_device_skips[manual-shape1]": "dtensor",
+    "strategies/test_contract.py::"
+    "TestManual::test_a_failing_rank_ends_all_with_its_error_first": "dtensor",
     "strategies/test_contract.py::TestManual::test_a_file_is_that_of_one_device": "dtensor",
     "strategies/test_contract.py::"
     "TestManual::test_both_at_once_give_the_numbers_of_one_device": "dtensor",
@@ -230,6 +240,7 @@ LONG_TESTS = {
     "test_a_model_that_was_trained_on_one_device_goes_on_in_shards[rmsprop-mesh0]": "adam",
     "training/test_adoption.py::"
     "test_a_model_that_was_trained_on_one_device_goes_on_in_shards[rmsprop-mesh1]": "adam",
+    "training/test_payback.py::test_steps_are_recorded_where_it_pays[shape1]": "one process",
     "training/test_remat.py::"
     "test_captured_steps_hold_less_and_have_the_numbers_of_one_"
     "device[manual-mesh2-rules2-scope2]": "dtensor",
