@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import IO, Any, Generic, Protocol, TypeVar
 import attrs
 
 from shardcore.domain.errors import RankFailed
-from shardcore.reporting.errors import strip_own_frames
+from shardcore.reporting.errors import format_error, strip_own_frames
 
 _Result = TypeVar("_Result")
 
@@ -83,8 +82,7 @@ class Failure:
     def of(cls, rank: int, error: BaseException) -> "Failure":
         """Returns the failure of `rank` with the frames of the user."""
         strip_own_frames(error)
-        shown = "".join(traceback.format_exception(error))
-        return cls(rank, time.monotonic(), f"rank {rank} failed:\n{shown}")
+        return cls(rank, time.monotonic(), f"rank {rank} failed:\n{format_error(error)}")
 
 
 class RankProcess(Protocol):
