@@ -159,7 +159,7 @@ def agree(value: object, how: Literal["any", "all", "rank 0"] = "any") -> Any:
     leaves a loop alone would leave the others waiting.
 
     Args:
-        value: What this rank has found; for "rank 0" its value can be pickled.
+        value: What this rank has found; for "rank 0" its value can be pickled. It may be large.
         how: "any" for whether a rank has a true value, "all" for whether all have, "rank 0" for
             the value of that rank.
 
@@ -168,7 +168,7 @@ def agree(value: object, how: Literal["any", "all", "rank 0"] = "any") -> Any:
 
     Raises:
         EnvironmentProblem: If shardcore is not installed.
-        ArgumentProblem: If `how` is none of these.
+        ArgumentProblem: If `how` is none of these; on all ranks, if the value cannot be pickled.
         CallProblem: If this is not the main thread.
         RankMismatchError: If a rank does not call it, or with another `how`.
 
