@@ -209,9 +209,10 @@ def launch(
         What the function returned on each rank, in the order of ranks.
 
     Raises:
+        ArgumentProblem: If `function` is no function, or `devices` no whole number.
         MeshError: If `devices` is below 1.
-        RankFailed: If a rank failed: it has the traceback of that rank. All ranks have ended then;
-            so they have after an interrupt.
+        RankFailed: If a rank failed, or its result cannot be sent: it has the traceback of that
+            rank. All ranks have ended then; so they have after an interrupt.
         EnvironmentProblem: If this process is a rank itself, or if new interpreters cannot be sent
             what the function reads, such as a model: it names the variable.
 
