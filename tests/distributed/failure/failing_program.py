@@ -4,7 +4,7 @@ import os
 import time
 
 PROGRAM = r"""
-import os, signal, sys, time
+import os, resource, signal, sys, time
 import torch, torch.distributed as dist
 from shardcore.adapters.job import exchange, process_group
 from shardcore.adapters.failure.watch import FailureWatch
@@ -64,6 +64,16 @@ def fail():
             raise ValueError("the cause")
         if how == "report":
             watch._publish = lambda own: 1 / 0
+            raise ValueError("the cause")
+        if how == "files":
+            resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+            files = []
+            try:
+                while True:
+                    files.append(open("/dev/null"))
+            except OSError:
+                time.sleep(5)
+            files.clear()
             raise ValueError("the cause")
         if how == "interrupt":
             signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -105,6 +105,15 @@ def test_the_line_about_another_rank_is_one_line_of_some_length(program):
     assert len(outcome.errors[1]) > 10_000_000  # all of it, by the rank that failed
 
 
+def test_a_rank_without_a_free_file_is_quiet_and_watches_on(program):
+    """It cannot open the files of other processes for a while: that is no failure."""
+    outcome = by_hand(program, 1, "files", "sleep")
+    assert outcome.codes == [1, 1]
+    assert outcome.errors[1].startswith("[rank 1] failed:\n")
+    assert outcome.errors[1].count("Traceback") == 1
+    assert outcome.errors[0].endswith("ValueError: the cause\n")
+
+
 def test_an_exit_whose_code_has_no_text_is_named(program):
     outcome = by_hand(program, 1, "exit with an error", "sleep")
     assert outcome.codes == [1, 3]

@@ -35,7 +35,7 @@ class Request(Generic[_T]):
         def run() -> None:
             try:
                 answer.put(call())
-            except RuntimeError:  # torch's for a lost store
+            except (RuntimeError, OSError):  # torch's for a lost store; or no file is free
                 answer.put(None)
 
         threading.Thread(target=run, name="shardcore-store", daemon=True).start()
