@@ -159,7 +159,7 @@ def agree(value: object, how: Literal["any", "all", "rank 0"] = "any") -> Any:
     leaves a loop alone would leave the others waiting.
 
     Args:
-        value: What this rank has found; for "rank 0" its value can be pickled.
+        value: What this rank has found; for "rank 0" its value can be pickled. It may be large.
         how: "any" for whether a rank has a true value, "all" for whether all have, "rank 0" for
             the value of that rank.
 
@@ -168,7 +168,7 @@ def agree(value: object, how: Literal["any", "all", "rank 0"] = "any") -> Any:
 
     Raises:
         EnvironmentProblem: If shardcore is not installed.
-        ArgumentProblem: If `how` is none of these.
+        ArgumentProblem: If `how` is none of these; on all ranks, if the value cannot be pickled.
         CallProblem: If this is not the main thread.
         RankMismatchError: If a rank does not call it, or with another `how`.
 
@@ -209,9 +209,10 @@ def launch(
         What the function returned on each rank, in the order of ranks.
 
     Raises:
+        ArgumentProblem: If `function` is no function, or `devices` no whole number.
         MeshError: If `devices` is below 1.
-        RankFailed: If a rank failed: it has the traceback of that rank. All ranks have ended then;
-            so they have after an interrupt.
+        RankFailed: If a rank failed, or its result cannot be sent: it has the traceback of that
+            rank. All ranks have ended then; so they have after an interrupt.
         EnvironmentProblem: If this process is a rank itself, or if new interpreters cannot be sent
             what the function reads, such as a model: it names the variable.
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from shardcore.adapters.failure.watch import FailureWatch
 from shardcore.adapters.job import cores, devices, exchange, process_group
-from shardcore.domain.errors import EnvironmentProblem, RankMismatchError, ShardcoreError
+from shardcore.domain.errors import EnvironmentProblem, RankMismatchError, ShardcoreError, text_of
 from shardcore.domain.job import Job, resolve_job
 
 _T = TypeVar("_T")
@@ -201,4 +201,4 @@ def _launched_job() -> Job | None:
 
 
 def _is_of_peers(error: RuntimeError) -> bool:
-    return isinstance(error, dist.DistError) or "gloo" in str(error).lower()
+    return isinstance(error, dist.DistError) or "gloo" in text_of(error).lower()

@@ -4,10 +4,8 @@ It is the rank that its environment says, takes over what the process that start
 runs the function, and sends its result.
 """
 
-import atexit
 import io
 import os
-import pickle
 import shutil
 import signal
 import sys
@@ -28,7 +26,7 @@ def main(words: list[str]) -> NoReturn:
 
     A rank that ends breaks the connections of the others, whose errors would hide the first one.
     """
-    from shardcore.adapters.job import started_ranks
+    from shardcore.adapters.job import reports, started_ranks
     from shardcore.adapters.launch.new_ranks import RankCall
 
     call = RankCall.of(words)
@@ -39,20 +37,15 @@ def main(words: list[str]) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.set_inheritable(call.pipe, False)
     _print_as_a_terminal()
-    try:
-        message = _result(call)
-        atexit._run_exitfuncs()  # noqa: SLF001 - as the others wait for this rank at their end
-    except BaseException as error:  # noqa: BLE001 - SystemExit too: the parent reports it
-        message = pickle.dumps(("failure", started_ranks.Failure.of(call.rank, error)))
+    message = reports.report_of(call.rank, lambda: _call(call), _dump)
     started_ranks.flush()
     Connection(call.pipe, readable=False).send_bytes(message)
     watch.join()
     os._exit(1)
 
 
-def _result(call: "RankCall") -> bytes:
-    import cloudpickle
-
+def _call(call: "RankCall") -> object:
+    """Takes over what was sent, and returns what the function returns."""
     from shardcore.adapters.job import forked_ranks
     from shardcore.bootstrap.sending import StartMessage
 
@@ -60,8 +53,14 @@ def _result(call: "RankCall") -> bytes:
     forked_ranks.write_stacks(sent.workspace.stacks(call.rank))
     case = sent.take_over()
     forked_ranks.join_group(case, sent.workspace)
-    message: bytes = cloudpickle.dumps(("result", case.call(call.rank)))
-    return message
+    return case.call(call.rank)
+
+
+def _dump(report: object) -> bytes:
+    import cloudpickle
+
+    pickled: bytes = cloudpickle.dumps(report)
+    return pickled
 
 
 def _print_as_a_terminal() -> None:

@@ -8,12 +8,12 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, SupportsIndex, TypeVar
 
 import attrs
 
 from shardcore.bootstrap.sending import StartMessage, keras_state
-from shardcore.domain.errors import EnvironmentProblem, ShardcoreError
+from shardcore.domain.errors import ArgumentProblem, EnvironmentProblem, ShardcoreError
 from shardcore.domain.job import resolve_job
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def launch(
     from shardcore.adapters.job import forked_ranks
     from shardcore.adapters.job.started_ranks import Case
 
+    _check_call(function, devices, "launch(function)", "launch(devices)")
     _check(start)
     case = Case(function, arguments, passes_rank=False)
     if start == "spawn" or (
@@ -60,6 +61,7 @@ def run_ranks(case: "Case[_Result]", world_size: int) -> list[_Result]:
     """Runs a case on ranks that are forked, or on new interpreters if those could not compute."""
     from shardcore.adapters.job import forked_ranks
 
+    _check_call(case.function, world_size, "run_ranks(fn)", "run_ranks(world_size)")
     if forked_ranks.can_compute():
         return forked_ranks.run(case, world_size)
     return _spawn("run_ranks()", case, world_size, _rank_rules())
@@ -145,6 +147,31 @@ def _with_state(function: Callable[..., _Result]) -> Callable[..., _Result]:
         return function(*arguments)
 
     return call
+
+
+def _check_call(function: object, ranks: object, function_name: str, ranks_name: str) -> None:
+    """Refuses what is no function, or no number of ranks, before a process starts.
+
+    Args:
+        function: The program of a rank.
+        ranks: How many there are.
+        function_name: The name of the first argument, for an error.
+        ranks_name: The name of the second one.
+    """
+    if not callable(function):
+        raise ArgumentProblem(
+            name=function_name,
+            expected="a function",
+            got=repr(function),
+            remedy="give the function itself, not what it returns; its arguments come last",
+        )
+    if isinstance(ranks, bool) or not isinstance(ranks, SupportsIndex):
+        raise ArgumentProblem(
+            name=ranks_name,
+            expected="a whole number of ranks",
+            got=repr(ranks),
+            remedy="give one rank for each device, such as 2",
+        )
 
 
 def _check(start: object) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from shardcore import bootstrap
 from shardcore.bootstrap import plugins
-from shardcore.domain.errors import PolicyError, ShardcoreError
+from shardcore.domain.errors import PolicyError, ShardcoreError, describe_error
 from shardcore.domain.mesh import Mesh
 from shardcore.policies.rules import PlannedRules, complete, rules
 from shardcore.ports.model import LayerFacts
@@ -70,7 +70,7 @@ def _choices(
     except (ShardcoreError, KeyboardInterrupt):
         raise
     except BaseException as error:  # SystemExit too: it is not the program's
-        raise PolicyError(f"it failed with {type(error).__name__}: {error}") from error
+        raise PolicyError(f"it failed with {describe_error(error)}") from error
     if not isinstance(choices, Mapping):
         raise PolicyError(f"it gave {choices!r}, expected a mapping of paths to Choices")
     return choices

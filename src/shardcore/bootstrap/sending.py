@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from shardcore import bootstrap
-from shardcore.domain.errors import EnvironmentProblem
+from shardcore.domain.errors import EnvironmentProblem, describe_error
 
 if TYPE_CHECKING:
     from shardcore.adapters.job.started_ranks import Case, Workspace
@@ -128,7 +128,7 @@ class StartMessage:
         except (ImportError, AttributeError) as error:
             raise EnvironmentProblem(
                 "A new process could not read the function and its data: it imports what they "
-                f"have from modules by its name, and there: {type(error).__name__}: {error}. "
+                f"have from modules by its name, and there: {describe_error(error)}. "
                 "Define it in the program or in a cell, or in a module that can be imported."
             ) from error
         _make_main(values[1])

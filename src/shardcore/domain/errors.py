@@ -24,6 +24,47 @@ def printable(text: str) -> str:
     )
 
 
+# The most characters of a line about another rank.
+_LINE_LENGTH = 1000
+
+
+def text_of(value: object) -> str:
+    """Returns `str(value)`; if that raises, the words of Python's tracebacks in its place.
+
+    The errors of other packages and of users go through it: their own code makes the text.
+
+    Example:
+        >>> text_of(ValueError("no rows"))
+        'no rows'
+    """
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001 - whatever the code of the error raises
+        return "<exception str() failed>"
+
+
+def describe_error(error: BaseException) -> str:
+    """Returns the class and the text of an error, which may be of any package.
+
+    Example:
+        >>> describe_error(ValueError("no rows"))
+        'ValueError: no rows'
+    """
+    return f"{type(error).__name__}: {text_of(error)}"
+
+
+def one_line(text: str) -> str:
+    r"""Returns `text` in one line: its lines joined, its end left out if it is very long.
+
+    Example:
+        >>> one_line("no rows\n  in the table")
+        'no rows in the table'
+    """
+    line = " ".join(text[: 2 * _LINE_LENGTH].split())
+    is_all = len(line) <= _LINE_LENGTH and len(text) <= 2 * _LINE_LENGTH
+    return line if is_all else f"{line[:_LINE_LENGTH]} ..."
+
+
 class ShardcoreError(Exception):
     """The root of all errors of this package. Its message may be printed as it is.
 

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from shardcore.domain.errors import ShardcoreError, StrategyError
+from shardcore.domain.errors import ShardcoreError, StrategyError, describe_error
 from shardcore.domain.layout import Layout
 from shardcore.ports.strategy import NewVariable, Strategy, StrategyEntry, Tensors
 from shardcore.ports.types import TensorT
@@ -121,9 +121,7 @@ def _call_strategy(entry: StrategyEntry, what: str, call: Callable[[], T]) -> T:
     except (ShardcoreError, KeyboardInterrupt):
         raise
     except BaseException as error:  # SystemExit too: it is not the program's
-        raise StrategyError(
-            f"{_name_of(entry)}: {what}: {type(error).__name__}: {error}"
-        ) from error
+        raise StrategyError(f"{_name_of(entry)}: {what}: {describe_error(error)}") from error
 
 
 def _name_of(entry: StrategyEntry) -> str:

@@ -4,14 +4,15 @@ import logging
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
-from traceback import walk_stack
 from types import FrameType, TracebackType
+from typing import Any
 
-from shardcore.domain.errors import RankFailed, printable
+from shardcore.domain.errors import RankFailed, describe_error, printable
 
 PACKAGE = str(Path(__file__).parents[1])
 LIBRARIES = ("site-packages", "dist-packages", str(Path(logging.__file__).parents[1]), "<frozen")
@@ -20,6 +21,8 @@ LIBRARIES = ("site-packages", "dist-packages", str(Path(logging.__file__).parent
 CAPTURED = "shardcore-captured-step-"
 # The begin of a note on an error that one rank has, and all raise.
 RANK_COULD_NOT = r"Rank \d+ could not "
+
+Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
 
 def show_user_frames() -> Callable[[], None]:
@@ -32,7 +35,7 @@ def show_user_frames() -> Callable[[], None]:
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         strip_own_frames(error)
-        before(kind, error, error.__traceback__)
+        before(kind, error, traceback_of(error))
 
     def undo() -> None:
         if sys.excepthook is show:
@@ -56,8 +59,63 @@ def strip_own_frames(error: BaseException) -> None:
         cause = waiting.pop()
         if cause is not None and id(cause) not in stripped:
             stripped.add(id(cause))
-            waiting += [cause.__cause__, cause.__context__]
+            waiting += [_attribute(cause, "__cause__"), _attribute(cause, "__context__")]
             _strip(cause)
+
+
+def traceback_of(error: BaseException) -> TracebackType | None:
+    """Returns the traceback of an error, also if its class replaces the attribute.
+
+    Example:
+        >>> traceback_of(ValueError("of no line")) is None
+        True
+    """
+    trace: TracebackType | None = _attribute(error, "__traceback__")
+    return trace
+
+
+def _attribute(error: BaseException, name: str) -> Any:
+    """Returns what Python itself has stored: a property of the error's class may raise."""
+    return vars(BaseException)[name].__get__(error)
+
+
+def format_error(error: BaseException) -> str:
+    r"""Returns an error with its traceback, as far as its attributes can be read.
+
+    Example:
+        >>> format_error(ValueError("of no line"))
+        'ValueError: of no line\n'
+    """
+    trace = traceback_of(error)
+    if _can_be_formatted(error):
+        return "".join(traceback.format_exception(type(error), error, trace))
+    title = "Traceback (most recent call last):\n" if trace else ""
+    return "".join([title, *traceback.format_tb(trace), describe_error(error), "\n"])
+
+
+def _can_be_formatted(error: BaseException) -> bool:
+    """Returns whether Python can show all of an error: a property of its class may raise."""
+    try:
+        traceback.format_exception(type(error), error, traceback_of(error))
+    except Exception:  # noqa: BLE001 - whatever the code of the error raises
+        return False
+    return True
+
+
+def show_error(hook: Hook, error: BaseException) -> None:
+    """Shows an error by `hook`, a `sys.excepthook`; by Python's hook if that one fails.
+
+    Of an error that Python cannot format, its hook prints the address alone.
+    """
+    for show in (hook, sys.__excepthook__) if _can_be_formatted(error) else ():
+        try:
+            show(type(error), error, traceback_of(error))
+        except SystemExit:  # by a hook that has shown it
+            return
+        except BaseException:  # noqa: BLE001 - the hook is the program's
+            continue
+        return
+    say(format_error(error))
 
 
 def say(text: str) -> None:
@@ -66,7 +124,7 @@ def say(text: str) -> None:
     Control characters, which may be of another rank, do not reach the terminal.
     """
     text = printable(text)
-    with suppress(OSError):  # standard error is closed
+    with suppress(Exception):  # standard error is closed, or the program has replaced it
         sys.stderr.write(text)
         sys.stderr.flush()
 
@@ -78,7 +136,7 @@ def user_line(frame: FrameType | None) -> str:
         >>> user_line(None)
         'an unknown line'
     """
-    for caller, line in walk_stack(frame) if frame else ():
+    for caller, line in traceback.walk_stack(frame) if frame else ():
         file = caller.f_code.co_filename
         if _owner(file) == "user":
             return f"{Path(file).name}:{line}"
@@ -92,7 +150,7 @@ def user_line_in(error: BaseException) -> str:
         >>> user_line_in(ValueError("of no line"))
         'an unknown line'
     """
-    trace, line = error.__traceback__, "an unknown line"
+    trace, line = traceback_of(error), "an unknown line"
     while trace is not None:
         if _owner_of(trace) == "user":
             line = f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}"
@@ -101,7 +159,7 @@ def user_line_in(error: BaseException) -> str:
 
 
 def _strip(error: BaseException) -> None:
-    frames, trace = [], error.__traceback__
+    frames, trace = [], traceback_of(error)
     while trace is not None:
         frames.append(trace)
         trace = trace.tb_next
@@ -117,7 +175,7 @@ def _strip(error: BaseException) -> None:
         outer.tb_next = next_
     if kept:
         kept[-1].tb_next = None
-    error.__traceback__ = kept[0] if kept else None
+    vars(BaseException)["__traceback__"].__set__(error, kept[0] if kept else None)
 
 
 def _owner_of(trace: TracebackType) -> str:

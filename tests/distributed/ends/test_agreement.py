@@ -1,5 +1,6 @@
 """Decisions that all ranks share, and a rank that decides alone to stop: it is named."""
 
+import threading
 import time
 
 import keras
@@ -25,6 +26,18 @@ def test_the_ranks_agree():
         return before, *ways, shardcore.agree({"step": rank}, "rank 0")
 
     assert run_ranks(program, 2, init=False) == [(True, True, False, {"step": 0})] * 2
+
+
+def test_a_value_that_cannot_be_pickled_is_refused_on_all_ranks():
+    def program(rank):
+        distribute((1, 2))
+        with pytest.raises(
+            ArgumentProblem, match=r"for agree\(..., 'rank 0'\), got one of type 'lo"
+        ):
+            shardcore.agree(threading.Lock(), "rank 0")
+        return shardcore.agree(f"rank {rank}", "rank 0")
+
+    assert run_ranks(program, 2, init=False) == ["rank 0"] * 2
 
 
 def test_ranks_that_agree_in_other_ways_get_an_error():

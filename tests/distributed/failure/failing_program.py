@@ -3,8 +3,8 @@
 import os
 import time
 
-PROGRAM = """
-import os, signal, sys, time
+PROGRAM = r"""
+import os, resource, signal, sys, time
 import torch, torch.distributed as dist
 from shardcore.adapters.job import exchange, process_group
 from shardcore.adapters.failure.watch import FailureWatch
@@ -12,8 +12,33 @@ from shardcore.domain.job import resolve_job
 
 failing, how, meanwhile, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
 process_group.start(resolve_job(environ=os.environ))
-FailureWatch.start()
+watch = FailureWatch.start()
 dist.barrier()
+
+
+class NoText(Exception):
+    def __str__(self):
+        raise ValueError("it has none")
+
+    __repr__ = __str__
+
+
+class NoNotes(Exception):
+    @property
+    def __notes__(self):
+        raise KeyError("they cannot be read")
+
+
+class NoFacts(Exception):
+    @property
+    def __traceback__(self):
+        raise KeyError("it cannot be read")
+
+    __cause__ = __context__ = __notes__ = __traceback__
+
+
+def hook_that_fails(kind, error, trace):
+    raise RuntimeError("the hook fails")
 
 
 def fail():
@@ -23,6 +48,33 @@ def fail():
             error = ValueError("the cause")
             error.add_note("a note, which is no cause")
             raise error
+        if how in ("NoText", "NoNotes", "NoFacts"):
+            raise globals()[how]("the cause")
+        if how == "gloo without a text":
+            raise type("GlooError", (NoText, RuntimeError), {})
+        if how == "lines":
+            raise ValueError("\x1b[31m\n[rank 0] ends: \r\n" + "forged " * 1_500_000)
+        if how == "exit with an error":
+            exchange.publish_status(exchange.store(), "")
+            watch.exits(NoText())
+            sys.exit(3)
+        if how == "hook":
+            sys.excepthook = hook_that_fails
+            watch._previous_hook, sys.excepthook = sys.excepthook, watch._on_uncaught
+            raise ValueError("the cause")
+        if how == "report":
+            watch._publish = lambda own: 1 / 0
+            raise ValueError("the cause")
+        if how == "files":
+            resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+            files = []
+            try:
+                while True:
+                    files.append(open("/dev/null"))
+            except OSError:
+                time.sleep(5)
+            files.clear()
+            raise ValueError("the cause")
         if how == "interrupt":
             signal.signal(signal.SIGINT, signal.default_int_handler)
             signal.raise_signal(signal.SIGINT)

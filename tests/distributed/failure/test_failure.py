@@ -64,6 +64,62 @@ def test_by_hand_an_exception_ends_all_ranks_and_all_name_it(program, failing, m
     assert (program.parent / "cleaned").exists()
 
 
+@pytest.mark.parametrize(
+    ("how", "shown", "headline"),
+    [
+        ("NoText", "NoText: <exception str() failed>", "NoText: <exception str() failed>"),
+        ("gloo without a text", "<exception str() failed>", "<exception str() failed>"),
+        ("NoNotes", "NoNotes: the cause", "NoNotes: the cause"),
+        ("NoFacts", "NoFacts: the cause", "NoFacts: the cause"),
+        ("hook", "ValueError: the cause", "ValueError: the cause"),
+        ("report", "ValueError: the cause", "ValueError: the cause"),
+    ],
+)
+def test_an_error_that_cannot_be_read_is_shown_and_named_as_far_as_it_can(
+    program, how, shown, headline
+):
+    """Also if the hook of the program fails, or our own report: no rank ends without a word."""
+    for failing in (0, 1):  # rank 0 holds the store
+        # The forked programs of `warm` read the attributes of an error.
+        start = warm.new_interpreter if how == "NoFacts" else warm.Program
+        outcome = by_hand(program, failing, how, "sleep", start=start)
+        own, other = outcome.errors[failing], outcome.errors[1 - failing]
+        assert outcome.codes == [1, 1], own
+        assert outcome.seconds < 15
+        assert own.startswith(f"[rank {failing}] failed")
+        assert 'program.py", line' in own
+        assert shown in own
+        assert other.startswith(f"[rank {1 - failing}] ends, as rank {failing} failed first: ")
+        assert other.endswith(f"{headline}\n")
+        assert len(other.splitlines()) == 1
+
+
+def test_the_line_about_another_rank_is_one_line_of_some_length(program):
+    outcome = by_hand(program, 1, "lines", "sleep")
+    assert outcome.codes == [1, 1]
+    (line,) = outcome.errors[0].splitlines()
+    assert line.startswith("[rank 0] ends, as rank 1 failed first: ValueError: ")
+    assert "[rank 0] ends: forged forged" in line
+    assert line.endswith(" ...")
+    assert len(line) < 1200
+    assert len(outcome.errors[1]) > 10_000_000  # all of it, by the rank that failed
+
+
+def test_a_rank_without_a_free_file_is_quiet_and_watches_on(program):
+    """It cannot open the files of other processes for a while: that is no failure."""
+    outcome = by_hand(program, 1, "files", "sleep")
+    assert outcome.codes == [1, 1]
+    assert outcome.errors[1].startswith("[rank 1] failed:\n")
+    assert outcome.errors[1].count("Traceback") == 1
+    assert outcome.errors[0].endswith("ValueError: the cause\n")
+
+
+def test_an_exit_whose_code_has_no_text_is_named(program):
+    outcome = by_hand(program, 1, "exit with an error", "sleep")
+    assert outcome.codes == [1, 3]
+    assert outcome.errors[0].endswith("SystemExit: <exception str() failed>\n")
+
+
 @pytest.mark.parametrize("meanwhile", ["sleep", "handler"])
 def test_the_finally_blocks_of_the_other_ranks_run(program, meanwhile):
     """Also if they work inside of `except`, as programs do that look for a file first."""

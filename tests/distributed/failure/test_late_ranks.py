@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.failure import heartbeats, watch
+from shardcore.adapters.failure.requests import within
 from shardcore.adapters.job import exchange
 from shardcore.adapters.job.forked_ranks import free_port
 from shardcore.testing import RankFailed, run_ranks
@@ -172,7 +173,7 @@ def test_ranks_end_in_order_though_the_process_that_holds_the_store_is_stopped(h
         shared = exchange.store_for_thread().store
         dist.barrier()
         os.kill(pid, signal.SIGSTOP)
-        while heartbeats.within(0.5, shared.num_keys) is not None:
+        while within(0.5, shared.num_keys) is not None:
             pass
         return rank
 

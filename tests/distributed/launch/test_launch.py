@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import shardcore
-from shardcore.domain.errors import EnvironmentProblem, MeshError
+from shardcore.domain.errors import ArgumentProblem, EnvironmentProblem, MeshError
 from shardcore.testing import RankFailed, run_ranks
 
 X = np.linspace(-1, 1, 48, dtype="float32").reshape(8, 6)
@@ -70,6 +70,25 @@ def test_what_cannot_be_launched_is_refused():
             shardcore.launch(train, 2)
 
     run_ranks(inside, 2, init=False)
+
+
+@pytest.mark.parametrize("devices", [1.5, "2", None, True, [2]])
+def test_a_number_of_ranks_that_is_none_is_refused(devices):
+    with pytest.raises(ArgumentProblem, match="a whole number of ranks for launch") as refused:
+        shardcore.launch(train, devices)
+    assert (refused.value.name, refused.value.got) == ("launch(devices)", repr(devices))
+    with pytest.raises(ArgumentProblem, match=r"run_ranks\(world_size\)"):
+        run_ranks(train, devices)
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("function", [5, None, "train"])
+def test_what_is_no_function_is_refused_before_a_rank_starts(function, start):
+    with pytest.raises(ArgumentProblem, match="a function for launch") as refused:
+        shardcore.launch(function, 2, start=start)
+    assert (refused.value.name, refused.value.got) == ("launch(function)", repr(function))
+    with pytest.raises(ArgumentProblem, match=r"run_ranks\(fn\)"):
+        run_ranks(function, 2)
 
 
 PROGRAM = """

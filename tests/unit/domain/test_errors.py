@@ -5,6 +5,7 @@ import pickle
 import pytest
 
 from shardcore import errors
+from shardcore.domain.errors import describe_error, one_line, text_of
 from shardcore.errors import ArgumentProblem, LayoutError, RankFailed
 
 FIELDS = ("name", "expected", "got", "remedy", "rank")
@@ -40,3 +41,18 @@ def test_failure_of_a_rank_survives_pickling() -> None:
 
 def test_attributes_have_no_character_that_a_terminal_obeys() -> None:
     assert "\x1b" not in str(ArgumentProblem(name="x", expected="a", got="\x1b[2J"))
+
+
+def test_text_of_an_error_is_one_line_of_some_length() -> None:
+    assert one_line("a\r\n [rank 0] ends\u2028: b \n") == "a [rank 0] ends : b"
+    assert one_line("a" * 1000) == "a" * 1000
+    assert one_line("a" * 1001) == one_line("a" * 10**7) == "a" * 1000 + " ..."
+
+
+def test_error_without_a_text_has_the_words_of_python() -> None:
+    class NoTextError(ValueError):
+        def __str__(self) -> str:
+            raise KeyError
+
+    assert text_of(NoTextError()) == "<exception str() failed>"
+    assert describe_error(NoTextError()) == "NoTextError: <exception str() failed>"

@@ -98,3 +98,66 @@ def test_the_hook_is_put_back(monkeypatch):
     undo()
     assert sys.excepthook is before
     assert shown == [(ValueError, error, None)]
+
+
+class NoNotesError(ValueError):
+    @property
+    def __notes__(self):
+        raise KeyError("they cannot be read")
+
+
+class NoTextError(ValueError):
+    def __str__(self):
+        raise KeyError("it has none")
+
+
+def raised(error):
+    try:
+        raise error
+    except ValueError as caught:
+        return caught
+
+
+@pytest.mark.parametrize(
+    ("kind", "last"),
+    [
+        (NoNotesError, "NoNotesError: it"),
+        (NoTextError, "<exception str() failed>"),
+        (ValueError, "ValueError: it"),
+    ],
+)
+def test_every_error_can_be_formatted_with_its_frames(kind, last):
+    text = errors.format_error(raised(kind("it")))
+    assert text.startswith("Traceback (most recent call last):\n")
+    assert "in raised\n" in text
+    assert text.endswith(f"{last}\n")
+
+
+def hook_that_fails(kind, error, trace):
+    raise RuntimeError("the hook fails")
+
+
+def hook_that_exits(kind, error, trace):
+    sys.stderr.write(f"the hook shows {error}\n")
+    sys.exit(3)
+
+
+@pytest.mark.parametrize(
+    ("hook", "kind", "last"),
+    [
+        (sys.__excepthook__, ValueError, "ValueError: it"),
+        (sys.__excepthook__, NoNotesError, "NoNotesError: it"),  # it would print the address alone
+        (hook_that_fails, ValueError, "ValueError: it"),
+        (hook_that_exits, ValueError, "the hook shows it"),
+    ],
+)
+def test_every_error_is_shown_once_whatever_the_hook_does(hook, kind, last, capsys):
+    errors.show_error(hook, raised(kind("it")))
+    shown = capsys.readouterr().err
+    assert shown.endswith(f"{last}\n")
+    assert shown.count("Traceback") == (hook is not hook_that_exits)
+
+
+def test_a_line_is_written_also_where_no_stream_can_take_it(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    errors.say("to no stream\n")

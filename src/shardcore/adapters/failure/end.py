@@ -14,11 +14,17 @@ from typing import NoReturn
 
 import attrs
 
+from shardcore.adapters.failure.requests import within
 from shardcore.adapters.failure.store import TERMINATED, Failure, FailureStore, silent
-from shardcore.reporting.errors import RANK_COULD_NOT, say
+from shardcore.domain.errors import describe_error, one_line
+from shardcore.reporting.errors import RANK_COULD_NOT, Hook, say, show_error
 
 # The others exit a little later, so that a launcher sees the failing rank exit first.
 _YIELD_SECONDS = 1.5
+# The seconds that a store may take to answer a rank that fails.
+STORE_SECONDS = 5.0
+# The most seconds that a failing rank waits until the others have read its error.
+SHOW_SECONDS = 3.0
 
 
 @attrs.define(eq=False)
@@ -49,6 +55,12 @@ class End:
         self.released.set()
         store.release()
 
+    def release_after(self, failure: Failure, store: FailureStore) -> None:
+        """Does so, once, unless the store has ended with its rank."""
+        if failure != silent(0) and not self.released.is_set():
+            with store_may_be_gone():
+                self.release(store)
+
     def until_released(self, store: FailureStore, seconds: float) -> Iterator[None]:
         """Yields until all other ranks have released the store, at most for `seconds`."""
         deadline, ranks = time.monotonic() + seconds, self.world_size - 1 + self.released.is_set()
@@ -68,14 +80,20 @@ class End:
         time.sleep(0.2)
         first = f", as rank {failure.rank} failed first" if failure.code != TERMINATED else ""
         say(f"[rank {self.rank}] ends{first}: {failure.headline}\n")
-        if failure != silent(0) and not self.released.is_set():
-            with store_may_be_gone():
-                self.release(self.store)
+        self.release_after(failure, self.store)
         if failure.code != TERMINATED:
             time.sleep(_YIELD_SECONDS)
         elif self.rank == 0:  # its store may be here
             self.wait_for_readers(_YIELD_SECONDS)
         leave(failure.code)
+
+    def report_briefly(self, error: BaseException, problem: BaseException, hook: Hook) -> None:
+        """Publishes and shows the error of this rank, whose full report raised `problem`."""
+        say(f"[rank {self.rank}] failed; its report did too ({describe_error(problem)}):\n")
+        show_error(hook, error)
+        own = Failure(self.rank, headline_of(type(error), error))
+        if within(STORE_SECONDS, lambda: self.store.claim(own)) is not None:
+            self.wait_for_readers(SHOW_SECONDS)
 
 
 def store_may_be_gone() -> contextlib.suppress:
@@ -104,8 +122,11 @@ def continues(trace: TracebackType | None) -> bool:
 
 
 def headline_of(kind: type[BaseException], error: BaseException) -> str:
-    """Returns the last line of the error, without its notes but that on a rank and its file."""
-    written = traceback.TracebackException(kind, error, None)
-    notes = [note for note in written.__notes__ or () if re.match(RANK_COULD_NOT, note)]
-    written.__notes__ = []
-    return " ".join([list(written.format_exception_only())[-1].strip(), *notes[:1]])
+    """Returns the error in one line, without its notes but that on a rank and its file."""
+    try:
+        written = traceback.TracebackException(kind, error, None)
+        notes = [note for note in written.__notes__ or () if re.match(RANK_COULD_NOT, note)]
+        written.__notes__ = []
+        return one_line(" ".join([list(written.format_exception_only())[-1], *notes[:1]]))
+    except Exception:  # noqa: BLE001 - of a property of the error, or of notes that are no texts
+        return one_line(describe_error(error))

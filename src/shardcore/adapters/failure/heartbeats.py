@@ -7,17 +7,16 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
-from queue import Empty, SimpleQueue
-from typing import Generic, TypeVar
 
-from attrs import asdict, frozen
+from attrs import asdict
 
 from shardcore.adapters.failure.main_thread import ThreadState
 from shardcore.adapters.failure.neighbours import Neighbours
+from shardcore.adapters.failure.requests import within
 from shardcore.adapters.failure.store import describe_host
 from shardcore.adapters.job import exchange, process_group
 from shardcore.adapters.job.signed_store import SignedStore
-from shardcore.domain.errors import RankMismatchError, ShardcoreError
+from shardcore.domain.errors import RankMismatchError, ShardcoreError, text_of
 from shardcore.domain.heartbeats import Heartbeat, Observation, name_ended_ranks
 from shardcore.reporting.errors import say, user_line_in
 
@@ -29,8 +28,6 @@ _STORE_SECONDS = 2 * _SILENT_SECONDS
 
 # In errors of gloo: it has waited for a rank, or that has ended, also since it waited in vain.
 _IN_VAIN = ("timed out", "closed by peer", "reset by peer", "broken pipe")
-
-_T = TypeVar("_T")
 
 
 def send(store: SignedStore, number: int, state: ThreadState) -> None:
@@ -80,7 +77,7 @@ def others() -> list[int]:
 
 def timed_out(error: Exception, collective: str) -> RankMismatchError | None:
     """Returns the error of a rank that waited in vain in `collective`; None for another `error`."""
-    text = str(error).lower()
+    text = text_of(error).lower()
     if "gloo" not in text or "timed out" not in text or process_group.is_simulated():
         return None
     return RankMismatchError(
@@ -117,7 +114,7 @@ def unmatched(
         ended: The ranks that are known to have ended in order.
         is_enough: Returns whether the answer is of no use any more.
     """
-    text = str(error).lower()
+    text = text_of(error).lower()
     if isinstance(error, ShardcoreError) or not isinstance(error, RuntimeError):
         return ""
     if "gloo" not in text or process_group.is_simulated():
@@ -134,44 +131,6 @@ def unmatched(
         f"waited in a collective ({user_line_in(error)}) for {where}. All ranks start the same "
         "collectives, in the same order."
     )
-
-
-def within(seconds: float, call: Callable[[], _T]) -> _T | None:
-    """Returns what `call` returns; None if it fails or takes longer: a store may be stopped.
-
-    Example:
-        >>> within(1.0, lambda: 3), within(0.01, lambda: time.sleep(0.1))
-        (3, None)
-    """
-    return Request.of(call).answer(seconds)
-
-
-@frozen
-class Request(Generic[_T]):
-    """A call on another thread, which may never return."""
-
-    _answer: "SimpleQueue[_T | None]"
-
-    @classmethod
-    def of(cls, call: Callable[[], _T]) -> "Request[_T]":
-        """Starts the call."""
-        answer: SimpleQueue[_T | None] = SimpleQueue()
-
-        def run() -> None:
-            try:
-                answer.put(call())
-            except RuntimeError:  # torch's for a lost store
-                answer.put(None)
-
-        threading.Thread(target=run, name="shardcore-store", daemon=True).start()
-        return cls(answer)
-
-    def answer(self, seconds: float) -> _T | None:
-        """Returns what the call returns; None if it fails, or has not returned after `seconds`."""
-        try:
-            return self._answer.get(timeout=seconds)
-        except Empty:
-            return None
 
 
 def _last(store: SignedStore, ranks: Sequence[int]) -> dict[int, Heartbeat | None]:

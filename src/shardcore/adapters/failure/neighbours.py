@@ -51,7 +51,19 @@ class HostProcess:
             text = Path(f"/proc/{self.pid}/stat").read_text()
         except (FileNotFoundError, ProcessLookupError):
             return "X"
+        except OSError:  # this process may have no file left; the next look is a second later
+            return "R" if self._has_number() else "X"
         return text.rpartition(")")[2].split()[0]
+
+    def _has_number(self) -> bool:
+        """Returns whether a process has this number, also one that has ended and is not reaped."""
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:  # of another user
+            return True
+        return True
 
 
 @attrs.define

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from attrs import asdict, field, frozen, validators
 
 from shardcore.adapters.job.signed_store import SignedStore
+from shardcore.domain.errors import one_line
 
 # The exit code of a process that SIGTERM ends, as shells have it.
 TERMINATED = 128 + signal.SIGTERM
@@ -31,7 +32,8 @@ class Failure:
     """
 
     rank: int = field(validator=[validators.instance_of(int), validators.ge(0)])
-    headline: str = field(validator=validators.instance_of(str))
+    # The error may be of anyone: its lines could look like those of another rank.
+    headline: str = field(converter=one_line)
     code: int = field(default=1, validator=validators.in_((1, TERMINATED)))
 
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import attrs
 
 from shardcore.adapters.failure.store import Failure, FailureStore, terminated
-from shardcore.domain.errors import OtherRankFailed
+from shardcore.domain.errors import OtherRankFailed, describe_error, one_line
 from shardcore.reporting.errors import say
 
 _LOOK_SECONDS = 0.05
@@ -99,7 +99,8 @@ class Termination:
         except OtherRankFailed:
             raise
         except Exception as error:
-            say(f"[rank {self.rank}] could not save after {headline}: {error!r}\n")
+            why = one_line(describe_error(error))
+            say(f"[rank {self.rank}] could not save after {headline}: {why}\n")
             raise OtherRankFailed(headline) from error
         finally:
             self._is_raised = True

@@ -12,7 +12,6 @@ collective shows later failures.
 """
 
 import atexit
-import contextlib
 import os
 import sys
 import threading
@@ -21,10 +20,19 @@ from itertools import count
 from types import TracebackType
 
 from shardcore.adapters.failure import heartbeats
-from shardcore.adapters.failure.end import End, continues, headline_of, leave, store_may_be_gone
+from shardcore.adapters.failure.end import (
+    SHOW_SECONDS,
+    STORE_SECONDS,
+    End,
+    continues,
+    headline_of,
+    leave,
+    store_may_be_gone,
+)
 from shardcore.adapters.failure.interrupt import Interrupt
 from shardcore.adapters.failure.main_thread import Cell, MainThread
 from shardcore.adapters.failure.neighbours import Neighbours
+from shardcore.adapters.failure.requests import Request, within
 from shardcore.adapters.failure.store import (
     TERMINATED,
     Failure,
@@ -36,17 +44,14 @@ from shardcore.adapters.failure.store import (
 from shardcore.adapters.failure.termination import Termination
 from shardcore.adapters.job import exchange, process_group
 from shardcore.adapters.job.signed_store import SignedStore
-from shardcore.reporting.errors import say, strip_own_frames
+from shardcore.domain.errors import text_of
+from shardcore.reporting.errors import say, show_error, strip_own_frames
 
 _POLL_SECONDS = 1.0
 # The same while the ranks agree where they end.
 _AGREEING_SECONDS = 0.1
-# The most seconds that a failing rank waits until the others have read its error.
-_SHOW_SECONDS = 3.0
 # The seconds that the main thread has to end, with its `finally` blocks.
 _FINALLY_SECONDS = 5.0
-# The seconds that a store may take to answer a rank that fails.
-_STORE_SECONDS = 5.0
 # The seconds that a store has beyond the timeout: a collective fails before, and says more.
 _NO_ANSWER_SECONDS = 10.0
 # The most seconds that rank 0 waits at an orderly end until the others release its store.
@@ -109,9 +114,9 @@ class FailureWatch:
 
     def exits(self, code: object) -> None:
         """Publishes that this rank ends by `sys.exit(code)`, which is known before its end."""
-        store, own = self._end.store, Failure(self._rank, f"SystemExit: {code}")
+        store, own = self._end.store, Failure(self._rank, f"SystemExit: {text_of(code)}")
         self._exits = True
-        heartbeats.within(_STORE_SECONDS, lambda: store.claim(own))
+        within(STORE_SECONDS, lambda: store.claim(own))
 
     def stop(self) -> None:
         """Ends this rank's part in the job in order. Does nothing the second time.
@@ -128,7 +133,7 @@ class FailureWatch:
         if self._end.failure is not None:
             self._end.after(self._end.failure)
         if self._exits:
-            self._end.wait_for_readers(_SHOW_SECONDS)
+            self._end.wait_for_readers(SHOW_SECONDS)
         self._interrupt.close()
         if sys.excepthook == self._on_uncaught:
             sys.excepthook = self._previous_hook
@@ -180,7 +185,7 @@ class FailureWatch:
         """Looks once, on another thread: a store whose host has died never answers."""
         limit = process_group.seconds(None) + _NO_ANSWER_SECONDS
         until_report = min(limit, exchange.REPORT_SECONDS)
-        request = heartbeats.Request.of(lambda: (self._look_on_thread(store),))
+        request = Request.of(lambda: (self._look_on_thread(store),))
         answer = request.answer(until_report)
         if answer is None and limit > until_report:
             if self._neighbours.is_first():
@@ -196,9 +201,7 @@ class FailureWatch:
         if failure.rank == self._rank and (self._exits or self._end.begun.locked()):
             return  # it is ending
         self._end.failure = failure
-        if failure != silent(0) and not self._end.released.is_set():
-            with store_may_be_gone():
-                self._end.release(store)
+        self._end.release_after(failure, store)
         begun, is_terminated = time.monotonic(), failure.code == TERMINATED
         if not self.termination.is_raised:
             first = "" if is_terminated else f"Rank {failure.rank} failed first: "
@@ -254,6 +257,8 @@ class FailureWatch:
         # No error may stop this: the other ranks and atexit would wait for this rank.
         try:
             self._report(kind, error)
+        except BaseException as problem:  # noqa: BLE001 - the error is shown all the same
+            self._end.report_briefly(error, problem, self._previous_hook)
         finally:
             leave(TERMINATED if self._interrupt.is_terminated else code)
 
@@ -268,12 +273,11 @@ class FailureWatch:
             self._end.after(first)
         before = f" after rank {', '.join(map(str, ended))} had ended" if ended else ""
         say(f"[rank {self._rank}] failed{before}:\n")
-        with contextlib.suppress(OSError):  # standard error is closed
-            self._previous_hook(kind, error, error.__traceback__)
+        show_error(self._previous_hook, error)
         if why := why or heartbeats.unmatched(error, ended):
             say(f"[rank {self._rank}] {why}\n")
         if not self._end.released.is_set():
-            self._end.wait_for_readers(_SHOW_SECONDS)
+            self._end.wait_for_readers(SHOW_SECONDS)
 
     def _publish(self, own: Failure) -> tuple[Failure, list[int]]:
         """Publishes `own`; returns the first failure and the ranks that had ended in order."""
@@ -290,7 +294,7 @@ class FailureWatch:
             first = self._look(store) or store.claim(cause)
             return first, [rank for rank in range(self._world_size) if store.has_ended(rank)]
 
-        answer = heartbeats.within(_STORE_SECONDS, publish)
+        answer = within(STORE_SECONDS, publish)
         if answer is None:  # rank 0, which may hold it, is stopped
             self._end.released.set()
         return answer or (own, [])

@@ -6,15 +6,15 @@ different calls find out in Python, and the process group has no part in it.
 """
 
 import inspect
-import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from shardcore.adapters.job import process_group, signed_store
+from shardcore.adapters.job.messages import Message
 from shardcore.adapters.job.rounds import Round
 from shardcore.adapters.job.signed_store import SignedStore
 from shardcore.domain.errors import CallProblem, RankMismatchError, ShardcoreError, mark_shared
@@ -46,15 +46,6 @@ TOGETHER = (
 )
 
 
-@frozen
-class _Message:
-    """A value of one rank, and the call and the line at which the rank is."""
-
-    what: str
-    line: str
-    value: Any
-
-
 def share_secret() -> None:
     """Gives the ranks the secret with which they sign their values. All call it together, first.
 
@@ -63,7 +54,7 @@ def share_secret() -> None:
     """
     if not process_group.has_others() or signed_store.has_secret():
         return
-    message = _Message("the start of the job", user_line(inspect.currentframe()), None)
+    message = Message("the start of the job", user_line(inspect.currentframe()), None)
     unsigned = SignedStore(_plain_store(), b"")  # it is asked who has come, and nothing more
     try:
         _meet(message, b"", unsigned)
@@ -78,10 +69,11 @@ def gather(value: _T, what: str = "a comparison of values") -> list[_T]:
     """Returns the value of every rank, in the order of ranks. All ranks call it together.
 
     Args:
-        value: A value that can be pickled.
+        value: A value that can be pickled, of any size.
         what: The call that needs it, for the error: "fit() of model 'net'".
 
     Raises:
+        ArgumentProblem: On all ranks, if the value of one cannot be pickled.
         CallProblem: If called outside the main thread.
         RankMismatchError: If a rank is at another call, has ended, waits in a collective of
             tensors, or does not come within `SHARDCORE_TIMEOUT`.
@@ -90,7 +82,7 @@ def gather(value: _T, what: str = "a comparison of values") -> list[_T]:
     _check_thread()
     if not process_group.has_others():
         return [value] * process_group.world_size()
-    message = _Message(what, user_line(inspect.currentframe()), value)
+    message = Message(what, user_line(inspect.currentframe()), value)
     try:
         messages = _exchange(message)
     except ShardcoreError:
@@ -106,7 +98,7 @@ def gather(value: _T, what: str = "a comparison of values") -> list[_T]:
     return [other.value for other in messages]
 
 
-def _raise_first(own: object, messages: list[_Message]) -> None:
+def _raise_first(own: object, messages: list[Message]) -> None:
     """Raises the error that a rank has sent, if one has: the ranks diverged because of it."""
     errors = [message.value for message in messages if isinstance(message.value, Exception)]
     if errors:
@@ -125,6 +117,7 @@ def do_once(work: Callable[[], _T], what: str) -> _T:
         what: Its name: "save '/tmp/a.keras'".
 
     Raises:
+        ArgumentProblem: On all ranks, if the result cannot be pickled.
         RankMismatchError: If the rank that does it does not end within `SHARDCORE_TIMEOUT`.
     """
     if not process_group.has_others():
@@ -137,18 +130,21 @@ def do_once(work: Callable[[], _T], what: str) -> _T:
         time.sleep(_SLEEP_SECONDS)
     first = int(shared.claim(name, str(own).encode()))
     key = f"{name}/result"
+    message = Message(what, user_line(inspect.currentframe()), None)
     if first == own:
-        result = work()
-        shared.set(key, pickle.dumps(result))
-        return result
-    message = _Message(what, user_line(inspect.currentframe()), None)
+        message = evolve(message, value=work())
+        packed = message.pack(own)
+        shared.set(key, packed)
+    else:
 
-    def reports() -> bool:
-        return shared.claim(f"{name}/reports", str(own).encode()) == str(own).encode()
+        def reports() -> bool:
+            return shared.claim(f"{name}/reports", str(own).encode()) == str(own).encode()
 
-    _wait(lambda: shared.store.check([key]), lambda: iter([first]), reports, message, shared)
-    done: _T = pickle.loads(shared.get([key])[0])
-    return done
+        _wait(lambda: shared.store.check([key]), lambda: iter([first]), reports, message, shared)
+        (packed,) = shared.get([key])
+    done = message.unpack(packed, first)
+    result: _T = message.value if first == own else done.value
+    return result
 
 
 def is_main_thread() -> bool:
@@ -200,14 +196,23 @@ def _plain_store() -> Any:
     return PrefixStore(_PREFIX, group.get_group_store())
 
 
-def _exchange(message: _Message) -> list[_Message]:
-    values = _meet(message, pickle.dumps(message), store()).values()
-    read = {value: pickle.loads(value) for value in set(values)}
-    return [read[value] for value in values]
+def _exchange(message: Message) -> list[Message]:
+    packed = _meet(message, message.pack(process_group.rank()), store()).values()
+    if sum(map(len, set(packed))) > signed_store.PIECE // 2:
+        # All have read them then, and no rank keeps their pieces.
+        _meet(message, b"", store(), is_after_large=True)
+    senders = {value: packed.index(value) for value in set(packed)}
+    messages = {value: message.unpack(value, rank) for value, rank in senders.items()}
+    return [messages[value] for value in packed]
 
 
-def _meet(message: _Message, value: bytes, shared: SignedStore) -> Round:
-    """Publishes the value of this rank; returns the round, once all ranks have come."""
+def _meet(
+    message: Message, value: bytes, shared: SignedStore, *, is_after_large: bool = False
+) -> Round:
+    """Publishes the value of this rank; returns the round, once all ranks have come.
+
+    The round before is removed, with its pieces if it was large.
+    """
     here = Round.following(process_group.rank(), process_group.world_size(), shared)
     here.publish(value)
 
@@ -222,7 +227,7 @@ def _meet(message: _Message, value: bytes, shared: SignedStore) -> Round:
 
     _wait(here.is_complete, missing, lambda: here.first() == here.rank, message, shared)
     if here.number > 1:
-        evolve(here, number=here.number - 1).forget()
+        evolve(here, number=here.number - 1).forget(has_pieces=is_after_large)
     return here
 
 
@@ -230,7 +235,7 @@ def _wait(
     is_done: Callable[[], bool],
     missing: Callable[[], Iterator[int]],
     reports: Callable[[], bool],
-    message: _Message,
+    message: Message,
     shared: SignedStore,
 ) -> None:
     """Waits until `is_done`, unless a rank that is missing does not come.
@@ -262,7 +267,7 @@ def _check_missing(
     missing: Callable[[], Iterator[int]],
     waited: float,
     most: float,
-    message: _Message,
+    message: Message,
     shared: SignedStore,
 ) -> None:
     """Raises if a missing rank has ended, if all of them are elsewhere, or after `most` seconds."""
@@ -285,11 +290,11 @@ def _status_of(shared: SignedStore, rank: int) -> str:
     return (shared.find(f"place/{rank}") or b"").decode()
 
 
-def _lost(message: _Message, statuses: dict[int, str]) -> RankMismatchError:
+def _lost(message: Message, statuses: dict[int, str]) -> RankMismatchError:
     where = "; ".join(f"rank {rank}, which {status}" for rank, status in statuses.items())
     remedy = "" if LOST in statuses.values() else f" {TOGETHER}"
     return RankMismatchError(f"{_at(message)} and waits for {where}.{remedy}", waited_in_vain=True)
 
 
-def _at(message: _Message) -> str:
+def _at(message: Message) -> str:
     return f"Rank {process_group.rank()} is at {message.what} ({message.line})"

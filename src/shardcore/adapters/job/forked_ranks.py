@@ -23,8 +23,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from shardcore.adapters.job import started_ranks
-from shardcore.adapters.job.started_ranks import Case, Failure, Rank, Workspace
+from shardcore.adapters.job import reports, started_ranks
+from shardcore.adapters.job.started_ranks import Case, Rank, Workspace
 from shardcore.domain.errors import MeshError
 from shardcore.domain.job import resolve_job
 
@@ -113,12 +113,12 @@ def _child(case: Case[object], workspace: Workspace, rank: int, sender: Connecti
     # Only the parent runs the functions that it registered.
     atexit._clear()  # noqa: SLF001 - the only way, undocumented since Python 3.0
     write_stacks(workspace.stacks(rank))
-    try:
+
+    def work() -> object:
         _become_rank(case, workspace, rank)
-        message = pickle.dumps(("result", case.call(rank)))
-        atexit._run_exitfuncs()  # noqa: SLF001 - a forked process does not run them by itself
-    except BaseException as error:  # noqa: BLE001 - SystemExit too: the parent reports it
-        message = pickle.dumps(("failure", Failure.of(rank, error)))
+        return case.call(rank)
+
+    message = reports.report_of(rank, work, pickle.dumps)
     started_ranks.flush()
     sender.send_bytes(message)
     # Wait to be killed: a rank that ends breaks the connections of the others, whose errors would

@@ -79,11 +79,15 @@ class Round:
         distinct, runs = pickle.loads(self.shared.get([self._joined])[0])
         return [distinct[index] for index, count in runs for _ in range(count)]
 
-    def forget(self) -> None:
-        """Removes what this rank has left, once the next round is complete: all have read it."""
-        self.shared.store.delete_key(self._key(self.rank))
+    def forget(self, *, has_pieces: bool = False) -> None:
+        """Removes what this rank has left, once the next round is complete: all have read it.
+
+        With `has_pieces`, a value may be in pieces: that takes a request more.
+        """
+        delete = self.shared.delete if has_pieces else self.shared.store.delete_key
+        delete(self._key(self.rank))
         if self.rank == 0:
-            self.shared.store.delete_key(self._joined)
+            delete(self._joined)
             self.shared.store.delete_key(self._count)
 
     def _key(self, rank: int) -> str:

@@ -2,10 +2,12 @@
 
 Who reaches the port of torch's store can write into it. Each value is therefore signed (HMAC) with
 a secret that rank 0 draws and sends to the others over the process group. A value is checked before
-anything reads it, and only then decoded.
+anything reads it, and only then decoded. A large value is stored in pieces, each with a signature.
 """
 
+import hashlib
 import hmac
+import json
 import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -54,6 +56,9 @@ def _absent(store: "Store", keys: Sequence[str], part: range) -> Iterator[int]:
 
 _SIZE = 32  # bytes of the secret, and of a signature
 _TRIES = 5
+# The most bytes of a value in one piece. torch's store closes a connection that sends it more than
+# 8 MiB at once (2.10 to 2.12: MAX_PAYLOAD_LEN in TCPStoreLibUvBackend.cpp).
+PIECE = 4 * 2**20
 
 _SECRETS: "WeakKeyDictionary[Any, bytes]" = WeakKeyDictionary()
 
@@ -106,8 +111,11 @@ class SignedStore:
     secret: bytes
 
     def set(self, key: str, value: bytes) -> None:
-        """Writes a value."""
-        self.store.set(key, self._signed(key, value))
+        """Writes a value, of any size."""
+        if len(value) > PIECE:
+            self._write_pieces(key, value)
+        else:
+            self.store.set(key, self._signed(key, value))
 
     def get(self, keys: list[str]) -> list[bytes]:
         """Returns the values of `keys`, which exist: in one request, where the store can do that.
@@ -123,7 +131,7 @@ class SignedStore:
         if not self.store.check(keys) or not self.store.has_extended_api():
             return [self.find(key) for key in keys]
         pairs = zip(keys, self.store.multi_get(keys), strict=True)
-        opened = {key: self._verify(key, signed) for key, signed in pairs}
+        opened = {key: self._open(key, signed) for key, signed in pairs}
         return [self.find(key) if value is None else value for key, value in opened.items()]
 
     def find(self, key: str) -> bytes | None:
@@ -134,14 +142,14 @@ class SignedStore:
         if not self.store.check([key]):
             return None
         signed = self.store.get(key)
-        value = self._verify(key, signed)
+        value = self._open(key, signed)
         if value is None and signed:
             self.store.compare_set(key, signed, b"")
             say(f"{self._problem(key)} It is ignored.\n")
         return value
 
     def claim(self, key: str, value: bytes) -> bytes:
-        """Writes a value unless a rank has written one before; returns the first."""
+        """Writes a small value unless a rank has written one before; returns the first."""
         signed, expected = self._signed(key, value), b""
         for _ in range(_TRIES):
             stored = self.store.compare_set(key, expected, signed)
@@ -151,6 +159,45 @@ class SignedStore:
             expected = stored  # of another program: it is replaced
         raise EnvironmentProblem(self._problem(key))
 
+    def delete(self, key: str) -> None:
+        """Removes a value with its pieces, if there is one."""
+        if self.store.check([key]):
+            for piece in self._pieces_of(key, self.store.get(key)):
+                self.store.delete_key(piece)
+            self.store.delete_key(key)
+
+    def _write_pieces(self, key: str, value: bytes) -> None:
+        """Writes the pieces of a large value, and at `key` how many there are.
+
+        Their keys have its digest: a piece of an earlier value with the same key is none of it.
+        """
+        count = -(-len(value) // PIECE)
+        header = json.dumps([hashlib.sha256(value).hexdigest(), count]).encode()
+        signed = self._signed(_header_name(key), header)
+        for number, piece in enumerate(self._pieces_of(key, signed)):
+            self.set(piece, value[number * PIECE : (number + 1) * PIECE])
+        self.store.set(key, signed)
+
+    def _pieces_of(self, key: str, signed: bytes) -> list[str]:
+        """Returns the keys of the pieces of a large value; none of a small one."""
+        header = self._verify(_header_name(key), signed)
+        if header is None:
+            return []
+        digest, count = json.loads(header)
+        return [f"{key}/{digest}/{number}" for number in range(count)]
+
+    def _open(self, key: str, signed: bytes) -> bytes | None:
+        """Returns the value that is stored at `key`; None if no rank of this job wrote it."""
+        value = self._verify(key, signed)
+        if value is not None:
+            return value
+        pieces = self._pieces_of(key, signed)
+        if not pieces or not self.store.check(pieces):
+            return None
+        values = [self._verify(piece, self.store.get(piece)) for piece in pieces]
+        parts = [part for part in values if part is not None]
+        return b"".join(parts) if len(parts) == len(pieces) else None
+
     def _signed(self, key: str, value: bytes) -> bytes:
         return hmac.digest(self.secret, repr(key).encode() + value, "sha256") + value
 
@@ -159,7 +206,7 @@ class SignedStore:
         return value if hmac.compare_digest(signed, self._signed(key, value)) else None
 
     def _require(self, key: str, signed: bytes) -> bytes:
-        value = self._verify(key, signed)
+        value = self._open(key, signed)
         if value is None:
             raise EnvironmentProblem(self._problem(key))
         return value
@@ -170,3 +217,8 @@ class SignedStore:
             "job, but another program has written it. Let a firewall close the port of the store "
             "(MASTER_PORT, or that of torchrun's rendezvous) to other hosts and users."
         )
+
+
+def _header_name(key: str) -> str:
+    """Returns the name under which the header of a large value is signed: it is no small value."""
+    return f"{key} in pieces"

@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -18,13 +17,15 @@ from typing import IO, Any, Generic, Protocol, TypeVar
 import attrs
 
 from shardcore.domain.errors import RankFailed
-from shardcore.reporting.errors import strip_own_frames
+from shardcore.reporting.errors import format_error, strip_own_frames
 
 _Result = TypeVar("_Result")
 
 # How long the parent waits for the reports of other ranks after one has failed.
 _GRACE_SECONDS = 0.3
 _CHUNK_BYTES = 1 << 16
+# What to do about a result that cannot be sent.
+REMEDY = "return numbers, arrays, or the paths of files that the function saved"
 
 
 @attrs.frozen
@@ -83,8 +84,7 @@ class Failure:
     def of(cls, rank: int, error: BaseException) -> "Failure":
         """Returns the failure of `rank` with the frames of the user."""
         strip_own_frames(error)
-        shown = "".join(traceback.format_exception(error))
-        return cls(rank, time.monotonic(), f"rank {rank} failed:\n{shown}")
+        return cls(rank, time.monotonic(), f"rank {rank} failed:\n{format_error(error)}")
 
 
 class RankProcess(Protocol):
@@ -234,11 +234,20 @@ def _show(streams: list[Any], ready: Sequence[object]) -> None:
 
 def _receive(rank: Rank, workspace: Workspace) -> tuple[str, Any]:
     try:
-        kind, value = pickle.loads(rank.pipe.recv_bytes())
-        return kind, value
+        message = rank.pipe.recv_bytes()
     except EOFError:
         rank.process.join()
         return "failure", _death_of(rank, workspace)
+    try:
+        kind, value = pickle.loads(message)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the value raises
+        strip_own_frames(error)
+        report = (
+            f"rank {rank.rank} failed:\nits result cannot be unpickled in the process that "
+            f"launched it: {REMEDY}.\n{format_error(error)}"
+        )
+        return "failure", Failure(rank.rank, time.monotonic(), report)
+    return kind, value
 
 
 def _has_ended(rank: Rank) -> bool:

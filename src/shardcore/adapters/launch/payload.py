@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import attrs
 import cloudpickle
 
-from shardcore.domain.errors import EnvironmentProblem
+from shardcore.domain.errors import EnvironmentProblem, describe_error
 
 if TYPE_CHECKING:  # a process that has loaded none of them has nothing of theirs to send
     import numpy
@@ -214,7 +214,7 @@ def not_sent(
     words = next(_first(values.items(), rules), "a value")
     is_known = isinstance(error, EnvironmentProblem)
     problem = (
-        str(error) if is_known else f"what cannot be pickled ({_describe_error(error)}). {_REMEDY}"
+        str(error) if is_known else f"what cannot be pickled ({describe_error(error)}). {_REMEDY}"
     )
     return EnvironmentProblem(
         f"{call} starts new processes and sends them the function and all that it reads, but "
@@ -223,10 +223,6 @@ def not_sent(
 
 
 _REMEDY = "Make it in the function."
-
-
-def _describe_error(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def _first(values: Any, rules: Rules) -> Iterator[str]:

@@ -10,7 +10,13 @@ from contextlib import contextmanager
 import attrs
 
 from shardcore.binding.context.session import Session, Sessions
-from shardcore.domain.errors import OtherRankFailed, ShardcoreError, is_shared, mark_shared
+from shardcore.domain.errors import (
+    OtherRankFailed,
+    ShardcoreError,
+    describe_error,
+    is_shared,
+    mark_shared,
+)
 from shardcore.ports.world import Processes
 
 
@@ -137,11 +143,12 @@ def _gather_errors(own: Exception | None, processes: Processes) -> list[Exceptio
 def _picklable(error: Exception, what: str, processes: Processes, who: str) -> Exception:
     """Returns `error`, or one in its place that another process can read; `who` raises it."""
     rank = processes.rank
-    error.add_note(f"Rank {rank} could not {what}: {who} raises this error.")
     try:
+        error.add_note(f"Rank {rank} could not {what}: {who} raises this error.")
         pickle.loads(pickle.dumps(error))
     except Exception:  # noqa: BLE001 - a third party's error may fail in any way
-        substitute = ShardcoreError(f"Rank {rank} could not {what}: {error!r}", rank=rank)
+        problem = f"Rank {rank} could not {what}: {describe_error(error)}"
+        substitute = ShardcoreError(problem, rank=rank)
         substitute.__cause__ = error
         return substitute
     return error

@@ -15,7 +15,7 @@ from shardcore.binding.context.session import Session, Sessions, stored_layout
 from shardcore.binding.data import batches
 from shardcore.binding.inspection.explain import checked_batch
 from shardcore.binding.variables import adoption
-from shardcore.domain.errors import EnvironmentProblem, PolicyError, ShardcoreError
+from shardcore.domain.errors import EnvironmentProblem, PolicyError, ShardcoreError, describe_error
 from shardcore.ports.measurement import MemoryTracer
 
 # torch 2.10 to 2.15 says so, and has no name by which to ask before.
@@ -125,7 +125,7 @@ def _without_values(tracer: MemoryTracer[torch.Tensor]) -> Iterator[None]:
                 ) from error
             raise PolicyError(
                 "To see how much memory the step takes, it runs on tensors without values, and "
-                f"there it failed ({type(error).__name__}: {error}). If it reads values: compute "
+                f"there it failed ({describe_error(error)}). If it reads values: compute "
                 "with keras.ops, and load weights outside the function that builds the model. If "
                 "it reads none, it fails in fit() too."
             ) from error

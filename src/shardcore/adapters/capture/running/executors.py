@@ -16,7 +16,7 @@ from shardcore.adapters.capture.running.generated import function_of, graph_of
 from shardcore.adapters.capture.trace.analyses import needs_of, with_needs
 from shardcore.adapters.capture.trace.trace import Call, Literals, Trace, numbered, values
 from shardcore.adapters.failure import heartbeats
-from shardcore.domain.errors import OtherRankFailed
+from shardcore.domain.errors import OtherRankFailed, describe_error
 from shardcore.domain.steps.capture import NotCaptured
 from shardcore.reporting.logs import log_of
 
@@ -89,7 +89,7 @@ class Executors:
         except OtherRankFailed:  # this rank ends
             raise
         except Exception as error:  # noqa: BLE001 - whatever it raises, the step runs without
-            return None, f"{type(error).__name__}: {error}"
+            return None, describe_error(error)
 
 
 def _both(first: Function, second: Function, count: int) -> Function:

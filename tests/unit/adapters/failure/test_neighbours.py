@@ -1,0 +1,37 @@
+"""Processes of other ranks, also while this process can open no file."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shardcore.adapters.failure.neighbours import HostProcess
+
+
+@pytest.fixture
+def process():
+    started = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    yield started
+    if started.poll() is None:
+        started.communicate(b"\n")
+
+
+def no_file(path):
+    raise OSError(24, "Too many open files", str(path))
+
+
+@pytest.mark.parametrize("reads", [Path.read_text, no_file])
+def test_a_process_is_gone_once_it_has_ended(process, monkeypatch, reads):
+    monkeypatch.setattr(Path, "read_text", reads)
+    other = HostProcess("a host", process.pid)
+    assert (other.is_gone(), other.is_running()) == (False, True)
+    process.communicate(b"\n")  # and is reaped
+    assert (other.is_gone(), other.is_running()) == (True, False)
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may send signals to all")
+def test_a_process_of_another_user_runs(monkeypatch):
+    monkeypatch.setattr(Path, "read_text", no_file)
+    assert HostProcess("a host", 1).is_running()
