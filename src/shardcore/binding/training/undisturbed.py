@@ -23,7 +23,7 @@ from shardcore.binding.trainer_run import TrainerRun
 _THREADS = ("MainThread", "shardcore")
 _LIBRARIES = ("torch", "keras", "shardcore", "hypothesis")
 # Modules whose classes of streams write, and run no code of the user.
-_STREAMS = ("_io", "ipykernel", "_pytest", "absl")
+_STREAMS = ("io", "ipykernel", "pytest", "absl")
 
 
 def is_undisturbed(callbacks: CallbackList | None, adapter: keras_private.DataAdapter) -> bool:
@@ -104,7 +104,7 @@ def _is_plain_stream(stream: object) -> bool:
     """Returns whether to write into a stream, and into those below it, runs no code of the user."""
     if stream is None:
         return True
-    is_own = type(stream).__module__.partition(".")[0] in _STREAMS
+    is_own = type(stream).__module__.partition(".")[0].lstrip("_") in _STREAMS
     is_replaced = "write" in getattr(stream, "__dict__", ())
     below = getattr(stream, "buffer", None) or getattr(stream, "raw", None)
     return is_own and not is_replaced and _is_plain_stream(below)
