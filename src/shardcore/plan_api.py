@@ -80,7 +80,8 @@ def plan(
     if mesh is None or devices is not None:
         raise PolicyError(
             f"Policy {policy!r} takes a mesh, and policy 'auto' takes devices=: got mesh={mesh!r}, "
-            f"devices={devices!r}. Give mesh= alone, or policy='auto' with devices= alone."
+            f"devices={devices!r}. Give mesh= alone, or policy='auto' with devices= alone.",
+            name=policy,
         )
     from shardcore.binding.planning.make_plan import make_plan
 

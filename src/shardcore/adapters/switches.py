@@ -20,7 +20,8 @@ def chosen(variable: str, values: Sequence[str], default: str) -> str:
     if setting not in values:
         raise EnvironmentProblem(
             f"Expected {variable} to be {', '.join(values[:-1])} or {values[-1]}, got {setting!r}. "
-            f"Unset it for {default}."
+            f"Unset it for {default}.",
+            got=repr(setting),
         )
     return setting
 

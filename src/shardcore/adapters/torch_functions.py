@@ -91,7 +91,8 @@ def _refuse_sharded(module: Any, call: str) -> None:
                     f"{call} expected a module of plain tensors, and {name!r} of "
                     f"{type(part).__name__} is sharded already, in {tensor.form.layout}. A model "
                     "under keras.distribution needs no FSDP: shardcore.plan(model, mesh, "
-                    "policy='fully_sharded') is the layout map that shards every variable."
+                    "policy='fully_sharded') is the layout map that shards every variable.",
+                    name=name,
                 )
 
 

@@ -71,7 +71,8 @@ class BackendLibrary:
         if wanted not in (*DEVICE_TYPES, own):
             raise MeshError(
                 f"There is no device type {device_type!r}: give 'cpu', 'gpu' or 'tpu', or none for "
-                f"that of this job, {own!r}."
+                f"that of this job, {own!r}.",
+                name=device_type,
             )
         if wanted not in (own, "cpu"):
             return []

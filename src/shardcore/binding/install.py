@@ -119,5 +119,6 @@ class Binding:
             name = run.trainer.name
             raise CallProblem(
                 f"uninstall() was called, by a callback for instance, while model {name!r} "
-                "is in fit, evaluate, predict or a step: call it when that has returned."
+                "is in fit, evaluate, predict or a step: call it when that has returned.",
+                name=name,
             )

@@ -44,7 +44,8 @@ def model_replicas(distribution: ModelParallel) -> int:
     if unknown := [axis for axis in axes if axis not in mesh.axis_names]:
         raise LayoutError(
             f"batch_dim_name={distribution.batch_dim_name!r} names axis {unknown[0]!r}, but the "
-            f"axes of the mesh are {mesh.axis_names}: name the axis that shards the batch."
+            f"axes of the mesh are {mesh.axis_names}: name the axis that shards the batch.",
+            name=distribution.batch_dim_name,
         )
     return math.prod(mesh.shape[mesh.axis_names.index(axis)] for axis in axes)
 
@@ -89,7 +90,7 @@ def add_rule(original: Original, layout_map: LayoutMap, key: str, layout: Layout
     try:
         original(layout_map, key, layout)
     except LayoutError as error:
-        raise LayoutError(f"Rule {key!r}: {error}") from None
+        raise LayoutError(f"Rule {key!r}: {error}", name=key) from None
     layout_map._shardcore_rules = None
 
 

@@ -159,7 +159,8 @@ def _check_again(
         f"shardcore is installed with strategy {installed.entry.name!r}"
         f"{_options_text(installed.options)}, so it cannot be installed with {strategy!r}"
         f"{_options_text(options)}: call shardcore.uninstall() first. Variables that are laid out "
-        "stay with the strategy that made them, so build the model again after it."
+        "stay with the strategy that made them, so build the model again after it.",
+        name=installed.entry.name,
     )
 
 

@@ -29,7 +29,9 @@ def plan(model: object, mesh: object, devices: int | None, options: Mapping[str,
     if mesh is not None or not _is_count(devices):
         raise PolicyError(
             "Policy 'auto' chooses the mesh too: give the number of devices, plan(build, "
-            f"devices=8, policy='auto', batch=batch), got mesh={mesh!r}, devices={devices!r}."
+            f"devices=8, policy='auto', batch=batch), got mesh={mesh!r}, devices={devices!r}.",
+            name="plan(mesh)",
+            got=repr(mesh),
         )
     build = _checked_builder(model, options)
     from shardcore.binding.inspection.traced_step import rows_of
@@ -67,11 +69,14 @@ def _checked_builder(model: object, options: Mapping[str, object]) -> Callable[[
     """Returns the function that builds the model, after a check of all that is given."""
     unknown = [name for name in options if name not in OPTIONS]
     if unknown:
-        raise PolicyError(f"Policy 'auto' has no option {unknown[0]!r}; it has {OPTIONS}.")
+        raise PolicyError(
+            f"Policy 'auto' has no option {unknown[0]!r}; it has {OPTIONS}.", name=unknown[0]
+        )
     if hasattr(model, "variables") or not callable(model):
         raise PolicyError(
             "Policy 'auto' traces steps of the model under many layouts: give the function that "
-            f"builds and compiles it, got {model!r}."
+            f"builds and compiles it, got {model!r}.",
+            got=repr(model),
         )
     if options.get("batch") is None:
         raise PolicyError(
@@ -80,7 +85,11 @@ def _checked_builder(model: object, options: Mapping[str, object]) -> Callable[[
         )
     for name in ("rows", "host"):
         if options.get(name) is not None and not _is_count(options[name]):
-            raise PolicyError(f"Option {name!r}: expected a number above 0, got {options[name]!r}.")
+            raise PolicyError(
+                f"Option {name!r}: expected a number above 0, got {options[name]!r}.",
+                name=name,
+                got=repr(options[name]),
+            )
     return model
 
 

@@ -39,7 +39,9 @@ def choose_backend() -> bool:
         raise EnvironmentProblem(
             f"shardcore is for Keras on PyTorch, but the backend is {backend!r}: set "
             'KERAS_BACKEND=torch in the environment (or os.environ["KERAS_BACKEND"] = "torch") '
-            "before Keras is imported."
+            "before Keras is imported.",
+            name="KERAS_BACKEND",
+            got=repr(backend),
         )
     return False
 

@@ -28,11 +28,12 @@ def estimate_memory(plan: "Plan", build: Callable[[], object], batch: object) ->
     from shardcore.adapters.job import process_group
 
     if not hasattr(plan, "distribute"):
-        raise PolicyError(f"Expected a plan of shardcore.plan(), got {plan!r}.")
+        raise PolicyError(f"Expected a plan of shardcore.plan(), got {plan!r}.", got=repr(plan))
     if hasattr(build, "variables") or not callable(build):
         raise PolicyError(
             "The model is built without values, under the plan: give the function that builds and "
-            f"compiles it, got {build!r}."
+            f"compiles it, got {build!r}.",
+            got=repr(build),
         )
     if process_group.has_others():
         raise PolicyError(

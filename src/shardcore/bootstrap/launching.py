@@ -178,7 +178,9 @@ def _check(start: object) -> None:
     """Refuses another word for `start`, and to start ranks from a rank."""
     if start not in (None, "fork", "spawn"):
         raise EnvironmentProblem(
-            f"launch() takes start='fork', start='spawn', or no start=; got start={start!r}."
+            f"launch() takes start='fork', start='spawn', or no start=; got start={start!r}.",
+            name="launch(start)",
+            got=repr(start),
         )
     job = resolve_job(environ=os.environ)
     if job is not None:

@@ -44,17 +44,19 @@ def find(name_or_file: str) -> Machine:
     except FileNotFoundError:
         raise MachineError(
             f"No machine {name_or_file!r}: there are {', '.join(known)}, and no such file. "
-            "'shardcore measure FILE' describes the machine at hand."
+            "'shardcore measure FILE' describes the machine at hand.",
+            name=name_or_file,
         ) from None
     except (OSError, ValueError) as error:
         raise MachineError(
             f"{name_or_file!r} is no file of a machine: {error}. "
-            "'shardcore measure FILE' writes one."
+            "'shardcore measure FILE' writes one.",
+            name=name_or_file,
         ) from error
     try:
         return machine_of(data)
     except MachineError as error:
-        raise MachineError(f"{name_or_file!r}: {error}") from error
+        raise MachineError(f"{name_or_file!r}: {error}", name=name_or_file) from error
 
 
 def here() -> Machine | None:
@@ -88,7 +90,7 @@ def write(machine: Machine, file: Path) -> None:
         file.write_text(json.dumps(machine.to_dict(), indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise MachineError(
-            f"The description cannot be written to {str(file)!r}: {error}"
+            f"The description cannot be written to {str(file)!r}: {error}", name=str(file)
         ) from error
 
 
@@ -106,7 +108,9 @@ def bytes_of(size: int | str) -> int:
         return size
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kKMGT]?)(i?)B", str(size))
     if match is None or not float(match[1]):
-        raise MachineError(f"{size!r} is no size: give bytes, or text such as '80GB' or '74.5GiB'.")
+        raise MachineError(
+            f"{size!r} is no size: give bytes, or text such as '80GB' or '74.5GiB'.", got=repr(size)
+        )
     power = " KMGT".index(match[2].upper() or " ")
     unit: int = (1024 if match[3] else 1000) ** power
     return round(float(match[1]) * unit)
@@ -135,7 +139,8 @@ def measure(name: str) -> Machine:
     if len(set(sizes.values())) > 1:
         raise MachineError(
             f"Expected as many ranks on each host, got {sizes} (ranks by host): start torchrun "
-            "with one --nproc_per_node on all hosts."
+            "with one --nproc_per_node on all hosts.",
+            got=str(sizes),
         )
     here = len(hosts[socket.gethostname()])
     near = list(hosts.values())

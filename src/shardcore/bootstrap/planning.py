@@ -33,7 +33,9 @@ def plan(policy: str, model: LayerFacts, mesh: Mesh, options: Mapping[str, objec
     except PolicyError as error:
         if entry.package == "shardcore":
             raise
-        raise PolicyError(f"Policy {policy!r} of package {entry.package!r}: {error}") from error
+        raise PolicyError(
+            f"Policy {policy!r} of package {entry.package!r}: {error}", name=policy
+        ) from error
     outputs = [layer.output_path for layer in model.layers() if layer.output_path]
     return PlannedRules(rules(choices, outputs), mesh.axis_names[: entry.batch_ndim])
 
@@ -46,7 +48,9 @@ def _check_types(entry: PolicyEntry, options: Mapping[str, object]) -> None:
         if all(isinstance(kind, type) for kind in kinds) and not isinstance(value, kinds):
             expected = " or ".join(kind.__name__ for kind in kinds)
             raise PolicyError(
-                f"Option {name!r} of policy {entry.name!r}: expected {expected}, got {value!r}."
+                f"Option {name!r} of policy {entry.name!r}: expected {expected}, got {value!r}.",
+                name=name,
+                got=repr(value),
             )
 
 
@@ -72,5 +76,7 @@ def _choices(
     except BaseException as error:  # SystemExit too: it is not the program's
         raise PolicyError(f"it failed with {describe_error(error)}") from error
     if not isinstance(choices, Mapping):
-        raise PolicyError(f"it gave {choices!r}, expected a mapping of paths to Choices")
+        raise PolicyError(
+            f"it gave {choices!r}, expected a mapping of paths to Choices", name=choices
+        )
     return choices

@@ -184,12 +184,15 @@ def _entries_of(
     )
     for entry in offered:
         if not isinstance(entry, hook.entry):
-            raise PluginError(f"{name} gave {entry!r}, expected a {hook.entry.__name__}")
+            raise PluginError(
+                f"{name} gave {entry!r}, expected a {hook.entry.__name__}", name=entry
+            )
         if entry.contract != hook.contract:
             raise PluginError(
                 f"{name} gave {hook.what} {entry.name!r} for version {entry.contract} of the "
                 f"contract, and this shardcore has version {hook.contract}: install releases of "
-                "both that fit together"
+                "both that fit together",
+                name=entry.name,
             )
     return offered
 
@@ -219,7 +222,9 @@ def choose(wanted: str, offers: Offers[StrategyEntry]) -> tuple[StrategyEntry, d
     else:
         chosen = offers.get(wanted, "auto")
         if reasons[wanted]:
-            raise StrategyError(f"Strategy {wanted!r} cannot be used here: {reasons[wanted]}")
+            raise StrategyError(
+                f"Strategy {wanted!r} cannot be used here: {reasons[wanted]}", name=wanted
+            )
     behind = f"{chosen.name!r} {'has precedence' if wanted == 'auto' else 'was asked for'}."
     unpreferred = "chosen only by name." if wanted == "auto" else behind
     others = {
@@ -283,7 +288,9 @@ def _why_unavailable(entry: StrategyEntry) -> str | None:
     try:
         reason = plugin_calls.call(entry.why_unavailable, "its why_unavailable()", entry.package)
         if reason is not None and not isinstance(reason, str):
-            raise PluginError(f"its why_unavailable() gave {reason!r}, expected None or a reason")
+            raise PluginError(
+                f"its why_unavailable() gave {reason!r}, expected None or a reason", name=reason
+            )
     except PluginError as error:
         logger.warning("package %r, strategy %r: %s", entry.package, entry.name, error)
         return str(error)

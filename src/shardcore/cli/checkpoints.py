@@ -90,7 +90,7 @@ def _convert(options: argparse.Namespace) -> tuple[int, str]:
         source = folders.find(source) or source
     limit = options.max_shard_size
     if limit is not None and limit <= 0:
-        raise CheckpointError(f"Expected --max-shard-size above 0, got {limit}.")
+        raise CheckpointError(f"Expected --max-shard-size above 0, got {limit}.", got=str(limit))
     done = convert(source, options.target, None if limit is None else int(limit * 2**30))
     text = f"{done.path}: {done.variables} variables, {done.nbytes} bytes, from {source}\n"
     if done.left_out:
@@ -105,6 +105,7 @@ def _open_checkpoint(directory: Path) -> tuple[Path, Index]:
     if opened is None:
         raise CheckpointError(
             f"Expected a complete checkpoint or a folder of such, got {str(directory)!r}: give the "
-            "directory that shardcore.save_checkpoint() was given."
+            "directory that shardcore.save_checkpoint() was given.",
+            got=repr(str(directory)),
         )
     return opened

@@ -72,7 +72,8 @@ class Job:
             where = self.source.get(name, f"the argument {name}")
             raise EnvironmentProblem(
                 f"Expected {name} to be {expected} in a job of {self.world_size} processes, "
-                f"got {getattr(self, name)!r} from {where}. Correct {where}."
+                f"got {getattr(self, name)!r} from {where}. Correct {where}.",
+                got=repr(getattr(self, name)),
             )
 
 
@@ -159,7 +160,8 @@ def _integer(setting: _Setting) -> int:
         with suppress(TypeError, ValueError):
             return int(value) if isinstance(value, str) else index(value)  # type: ignore[arg-type]
     raise EnvironmentProblem(
-        f"Expected an integer from {setting.where}, got {value!r}. Correct {setting.where}."
+        f"Expected an integer from {setting.where}, got {value!r}. Correct {setting.where}.",
+        got=repr(value),
     )
 
 
@@ -167,7 +169,8 @@ def _hosts(addresses: _Setting) -> list[tuple[str, int]]:
     if not isinstance(addresses.value, str):
         raise EnvironmentProblem(
             f"Expected one string from {addresses.where}, got {addresses.value!r}. "
-            "Join the addresses with commas: 'host0:1234,host1:1234'."
+            "Join the addresses with commas: 'host0:1234,host1:1234'.",
+            got=repr(addresses.value),
         )
     return [_host(address.strip(), addresses.where) for address in addresses.value.split(",")]
 
@@ -179,7 +182,8 @@ def _host(address: str, where: str) -> tuple[str, int]:
     if not host_ok or not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
         raise EnvironmentProblem(
             f"Expected every address as host:port with a port from 1 to 65535, got {address!r} "
-            f"from {where}. Write it like 'host0:1234', IPv6 like '[::1]:1234'."
+            f"from {where}. Write it like 'host0:1234', IPv6 like '[::1]:1234'.",
+            got=repr(address),
         )
     return host.strip("[]"), int(port)
 
@@ -196,7 +200,8 @@ def _world_size(
         raise EnvironmentProblem(
             f"Expected one address per process, got {len(hosts)} addresses from {addresses.where} "
             f"and {_integer(size)} processes from {size.where}. Give one address for each "
-            "process, or only that of the first."
+            "process, or only that of the first.",
+            got=str(len(hosts)),
         )
     return size
 

@@ -13,7 +13,7 @@ from shardcore.domain.errors import MeshError
 
 def _tuple(value: Iterable[object], what: str) -> tuple[object, ...]:
     if isinstance(value, str) or not isinstance(value, Iterable):
-        raise MeshError(f"Mesh {what} must be a sequence, got {value!r}.")
+        raise MeshError(f"Mesh {what} must be a sequence, got {value!r}.", got=repr(value))
     return tuple(value)
 
 
@@ -21,7 +21,9 @@ def _sizes(value: Iterable[int]) -> tuple[int, ...]:
     sizes = _tuple(value, "shape")
     for size in sizes:
         if isinstance(size, bool) or not hasattr(size, "__index__") or index(size) < 1:
-            raise MeshError(f"Mesh shape {sizes} has size {size!r}: give integers of 1 or more.")
+            raise MeshError(
+                f"Mesh shape {sizes} has size {size!r}: give integers of 1 or more.", got=repr(size)
+            )
     return tuple(index(size) for size in sizes)  # type: ignore[arg-type]
 
 
@@ -29,9 +31,13 @@ def _names(value: Iterable[str]) -> tuple[str, ...]:
     names = _tuple(value, "axis_names")
     for name in names:
         if not isinstance(name, str) or not name:
-            raise MeshError(f"Mesh axis name {name!r} in {names}: give non-empty strings.")
+            raise MeshError(
+                f"Mesh axis name {name!r} in {names}: give non-empty strings.", got=repr(name)
+            )
         if names.count(name) > 1:
-            raise MeshError(f"Mesh axis name {name!r} occurs twice in {names}: give each once.")
+            raise MeshError(
+                f"Mesh axis name {name!r} occurs twice in {names}: give each once.", name=name
+            )
     return names  # type: ignore[return-value]
 
 
@@ -93,7 +99,9 @@ class Mesh:
             MeshError: If the mesh has no such axis.
         """
         if axis not in self.axis_names:
-            raise MeshError(f"Mesh has no axis {axis!r}: its axes are {self.axis_names}.")
+            raise MeshError(
+                f"Mesh has no axis {axis!r}: its axes are {self.axis_names}.", name=axis
+            )
         return self.axis_names.index(axis)
 
     def axis_size(self, axis: str) -> int:
@@ -107,9 +115,11 @@ class Mesh:
             MeshError: If the mesh has no such rank.
         """
         if isinstance(rank, bool) or not hasattr(rank, "__index__"):
-            raise MeshError(f"A rank is an integer, got {rank!r}.")
+            raise MeshError(f"A rank is an integer, got {rank!r}.", got=repr(rank))
         if not 0 <= rank < self.size:
-            raise MeshError(f"Mesh {self} has ranks 0 to {self.size - 1}, got {rank}.")
+            raise MeshError(
+                f"Mesh {self} has ranks 0 to {self.size - 1}, got {rank}.", got=str(rank)
+            )
         return self._coordinates[rank]
 
     def size_along(self, axes: Iterable[str]) -> int:

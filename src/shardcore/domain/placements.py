@@ -13,7 +13,9 @@ REDUCE_OPS: tuple[str, ...] = get_args(ReduceOp)
 
 def _dim(value: int) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise LayoutError(f"Shard takes the number of a tensor dim, got {value!r}.")
+        raise LayoutError(
+            f"Shard takes the number of a tensor dim, got {value!r}.", got=repr(value)
+        )
     return index(value)
 
 
@@ -63,7 +65,7 @@ def _blocks(value: Blocks) -> Blocks:
     if isinstance(value, Segments):
         return value
     if isinstance(value, bool) or not hasattr(value, "__index__") or index(value) < 1:
-        raise LayoutError(f"A block is 1 or more elements, got {value!r}.")
+        raise LayoutError(f"A block is 1 or more elements, got {value!r}.", got=repr(value))
     return index(value)
 
 
@@ -110,7 +112,9 @@ class Partial:
 
     def __attrs_post_init__(self) -> None:
         if self.op not in REDUCE_OPS:
-            raise LayoutError(f"Unknown reduction {self.op!r}: give one of {REDUCE_OPS}.")
+            raise LayoutError(
+                f"Unknown reduction {self.op!r}: give one of {REDUCE_OPS}.", name=self.op
+            )
 
     def __str__(self) -> str:
         return f"P({self.op})"

@@ -19,7 +19,8 @@ def dim_spec(entry: object) -> DimSpec:
     for axis in axes:
         if not isinstance(axis, str):
             raise LayoutError(
-                f"A spec entry is None, an axis name or a tuple of axis names, got {entry!r}."
+                f"A spec entry is None, an axis name or a tuple of axis names, got {entry!r}.",
+                got=repr(entry),
             )
     return axes[0] if len(axes) == 1 else axes
 
@@ -27,7 +28,9 @@ def dim_spec(entry: object) -> DimSpec:
 def spec_of(value: Iterable[object]) -> tuple[DimSpec, ...]:
     """Returns the spec of a list or a tuple of entries, one per tensor dim."""
     if not isinstance(value, list | tuple):
-        raise LayoutError(f"A spec is a tuple with one entry per tensor dim, got {value!r}.")
+        raise LayoutError(
+            f"A spec is a tuple with one entry per tensor dim, got {value!r}.", got=repr(value)
+        )
     return tuple(dim_spec(entry) for entry in value)
 
 
@@ -53,7 +56,8 @@ def spec_of_placements(
         if not -ndim <= placement.dim < ndim:
             raise LayoutError(
                 f"Axis {axis!r} shards dim {placement.dim}, but the tensor has {ndim} dims, "
-                "numbered from 0."
+                "numbered from 0.",
+                name=axis,
             )
         dim = placement.dim % ndim
         if sharded[dim] and blocks[dim] != placement.block:
@@ -97,7 +101,9 @@ def check_spec(
             those of the mesh, or is used twice. It names `layout`.
     """
     if len(blocks) != len(spec):
-        raise LayoutError(f"Layout {layout} needs one block per dim, got {blocks}.")
+        raise LayoutError(
+            f"Layout {layout} needs one block per dim, got {blocks}.", got=str(blocks)
+        )
     for entry, block in zip(spec, blocks, strict=True):
         if segments_of(block).block < 1 or (entry is None and block != 1):
             raise LayoutError(
@@ -108,10 +114,13 @@ def check_spec(
     for axis in used:
         if axis not in known:
             raise LayoutError(
-                f"Layout {layout} names axis {axis!r}, but the axes of its mesh are {known}."
+                f"Layout {layout} names axis {axis!r}, but the axes of its mesh are {known}.",
+                name=axis,
             )
         if used.count(axis) > 1:
-            raise LayoutError(f"Layout {layout} uses axis {axis!r} twice: use each axis once.")
+            raise LayoutError(
+                f"Layout {layout} uses axis {axis!r} twice: use each axis once.", name=axis
+            )
 
 
 def without_axes(spec: Iterable[DimSpec], *axes: str) -> tuple[DimSpec, ...]:

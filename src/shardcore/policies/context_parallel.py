@@ -52,7 +52,8 @@ def plan(
     if name == rows:
         raise PolicyError(
             f"Policy 'context_parallel' shards the sequence over {name!r}, which shards the batch "
-            "too: give the axes, axis=... and batch=..., or add one to the mesh."
+            "too: give the axes, axis=... and batch=..., or add one to the mesh.",
+            name=name,
         )
     if tensor is not None:
         _check_tensor(tensor, shard, (rows, name))
@@ -78,7 +79,9 @@ def _check_tensor(tensor: str, shard: str | None, others: tuple[str, ...]) -> No
         raise PolicyError(
             f"Policy 'context_parallel' got tensor={tensor!r} and shard={shard!r} beside the axes "
             f"{list(others)} of the batch and the sequence: give `tensor` an axis that shards none "
-            "of them, and leave `shard` out."
+            "of them, and leave `shard` out.",
+            name="tensor",
+            got=repr(tensor),
         )
 
 

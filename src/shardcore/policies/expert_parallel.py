@@ -48,7 +48,8 @@ def plan(
         raise PolicyError(
             f"Policy 'expert_parallel' shards experts over an axis that shards the batch: expected "
             f"axis= one of {list(rows)}, got {axis!r}. Put it first or second in the mesh, or take "
-            "policy 'tensor_parallel', which shards experts over an axis of the model."
+            "policy 'tensor_parallel', which shards experts over an axis of the model.",
+            got=repr(axis),
         )
     banks = [bank for layer in model.layers() if (bank := bank_of(layer) or einsum_bank(layer))]
     if not banks:

@@ -33,7 +33,9 @@ def plan(
         raise PolicyError(
             f"Policy 'hybrid_sharded' needs an axis of replicas and behind it one of shards, and "
             f"got mesh {mesh}, shard={shard!r}: make it DeviceMesh((hosts, ranks of a host), "
-            "('replica', 'shard')), or take policy 'fully_sharded'."
+            "('replica', 'shard')), or take policy 'fully_sharded'.",
+            name="shard",
+            got=repr(shard),
         )
     name = mesh.axis_names[1] if shard is None else shard
     behind = mesh.axis_names[mesh.axis_index(name) + 1 :]

@@ -75,21 +75,27 @@ def plan(
     """
     if mesh.ndim not in (BATCH_NDIM, BATCH_NDIM + 1):
         raise PolicyError(
-            f"Policy {NAME!r} takes a mesh (replica, shard) or (replica, shard, model), got {mesh}."
+            f"Policy {NAME!r} takes a mesh (replica, shard) or (replica, shard, model), "
+            f"got {mesh}.",
+            name=NAME,
+            got=str(mesh),
         )
     allowed = policies_on(mesh)
     for key, name in {**layers, "otherwise=": otherwise}.items():
         if name not in allowed:
             raise PolicyError(
                 f"Policy {NAME!r}, {key}: on mesh {mesh} a layer has one of {', '.join(allowed)}; "
-                f"got {name!r}."
+                f"got {name!r}.",
+                name=NAME,
+                got=repr(name),
             )
     rules = PathRules(layers)
     paths = [layer.path for layer in model.layers() if layer.path]
     if unused := rules.report(paths).unused_rules:
         raise PolicyError(
             f"Policy {NAME!r}: no layer has the path {unused[0]!r}; there are "
-            f"{', '.join(paths[:8])}{', ...' if len(paths) > 8 else ''}."
+            f"{', '.join(paths[:8])}{', ...' if len(paths) > 8 else ''}.",
+            name=NAME,
         )
     by_name = {
         name: _WITH_MODEL[name](model, mesh, small) for name in {*layers.values(), otherwise}

@@ -62,7 +62,8 @@ def complete(choices: Mapping[str, Choice], model: LayerFacts, mesh: Mesh) -> di
         if path not in known and path not in outputs:
             raise PolicyError(
                 f"it chose {choice} for {path!r}, which is no variable of the model, and no "
-                "layer's path with '/output' after it"
+                "layer's path with '/output' after it",
+                name=path,
             )
         if len(shapes.get(path, ())) < 2:
             _check(path, known.get(path), choice, mesh)
@@ -77,14 +78,16 @@ def complete(choices: Mapping[str, Choice], model: LayerFacts, mesh: Mesh) -> di
 def _check(path: str, variable: VariableFacts | None, choice: Choice, mesh: Mesh) -> None:
     """Checks a choice: its dims for a variable, and its axes also for an output."""
     if not isinstance(choice, Choice):
-        raise PolicyError(f"it gave {choice!r} for {path!r}, expected a Choice")
+        raise PolicyError(f"it gave {choice!r} for {path!r}, expected a Choice", name=choice)
     try:
         layout = Layout(mesh, choice.spec)
         if variable is not None:
             layout.fitting(variable.shape, "It")
     except LayoutError as error:
         of_shape = "" if variable is None else f" of shape {variable.shape}"
-        raise PolicyError(f"its choice for {path!r}{of_shape} does not fit: {error}") from error
+        raise PolicyError(
+            f"its choice for {path!r}{of_shape} does not fit: {error}", name=path
+        ) from error
 
 
 def rules(choices: Mapping[str, Choice], others: Iterable[str] = ()) -> tuple[Rule, ...]:

@@ -42,7 +42,8 @@ def plan(
     if name == rows:
         raise PolicyError(
             f"Policy 'sequence_parallel' shards the sequence over {name!r}, which shards the batch "
-            "too: give the axes, axis=... and batch=..., or add one to the mesh."
+            "too: give the axes, axis=... and batch=..., or add one to the mesh.",
+            name=name,
         )
     chosen = tensor_parallel.plan(model, mesh, axis=name, small=small)
     if mesh.axis_size(name) == 1:

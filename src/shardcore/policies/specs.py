@@ -65,7 +65,8 @@ def model_axis(
         raise PolicyError(
             f"Policy {policy!r} needs an axis beside that of the batch, and mesh {mesh} has "
             f"one axis: make it DeviceMesh((1, {mesh.size}), ('{mesh.axis_names[0]}', '{name}')), "
-            "in which each rank gets all rows, or take policy 'fully_sharded'."
+            "in which each rank gets all rows, or take policy 'fully_sharded'.",
+            name=policy,
         )
     name = mesh.axis_names[-1] if axis is None else axis
     mesh.axis_index(name)

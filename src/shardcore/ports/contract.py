@@ -77,7 +77,8 @@ def create_tensor(
     if shape != variable.shape:
         raise StrategyError(
             f"{_name_of(entry)} made a value of shape {shape} for variable {variable.path!r}: "
-            f"create() must give a tensor of the global shape {variable.shape}."
+            f"create() must give a tensor of the global shape {variable.shape}.",
+            name=variable.path,
         )
     shape, expected = (
         _shape(strategy.to_local(tensor)),
@@ -86,7 +87,8 @@ def create_tensor(
     if shape != expected:
         raise StrategyError(
             f"{_name_of(entry)} stores a part of shape {shape} of variable {variable.path!r} on "
-            f"this rank: by its layout the part has shape {expected}."
+            f"this rank: by its layout the part has shape {expected}.",
+            name=variable.path,
         )
     return tensor
 

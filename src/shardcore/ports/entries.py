@@ -39,5 +39,6 @@ def check(entry: object, **kinds: Kind) -> None:
         value = getattr(entry, field)
         if not kind.holds(value):
             raise PluginError(
-                f"{type(entry).__name__}({field}=...): expected {kind.expected}, got {value!r}"
+                f"{type(entry).__name__}({field}=...): expected {kind.expected}, got {value!r}",
+                got=repr(value),
             )

@@ -40,7 +40,8 @@ class World:
         if len(self.processes) != self.mesh.size or len(set(self.processes)) != self.mesh.size:
             raise MeshError(
                 f"Mesh {self.mesh} needs {self.mesh.size} different processes, got "
-                f"{self.processes}: give each device once."
+                f"{self.processes}: give each device once.",
+                got=str(self.processes),
             )
         if self.process not in self.processes:
             raise MeshError(

@@ -126,7 +126,9 @@ def plan_report(
         try:
             return variable.bytes_here(rules[key], mesh) if key else variable.bytes
         except LayoutError as error:
-            raise LayoutError(f"Rule {key!r} for variable {variable.path!r}: {error}") from error
+            raise LayoutError(
+                f"Rule {key!r} for variable {variable.path!r}: {error}", name=key
+            ) from error
 
     return PlanReport(
         policy,

@@ -124,11 +124,14 @@ def read_index(checkpoint: Path) -> Index:
         for file in index.files:
             size = check(checkpoint / file.name).st_size
             if size != file.size:
-                raise CheckpointError(f"File {file.name!r} has {size} bytes, not {file.size}.")
+                raise CheckpointError(
+                    f"File {file.name!r} has {size} bytes, not {file.size}.", name=file.name
+                )
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{str(checkpoint)!r} is no complete checkpoint: {error} Choose another one; "
-            "shardcore.latest_checkpoint(directory) finds the newest complete one."
+            "shardcore.latest_checkpoint(directory) finds the newest complete one.",
+            name=str(checkpoint),
         ) from None
     return index
 
@@ -181,7 +184,7 @@ def read(path: Path, most: int) -> bytes:
     with os.fdopen(open_descriptor(path), "rb") as file:
         content = file.read(most + 1)
     if len(content) > most:
-        raise CheckpointError(f"File {str(path)!r} has more than {most} bytes.")
+        raise CheckpointError(f"File {str(path)!r} has more than {most} bytes.", name=str(path))
     return content
 
 

@@ -61,7 +61,8 @@ class Lease:
             raise CheckpointError(
                 f"This process has lost the lease of {str(self.directory)!r}: {by}. It stood still "
                 f"for more than {PATIENCE:.0f} s, or the folder {LEASE} was removed. Nothing was "
-                "renamed; give each job another directory."
+                "renamed; give each job another directory.",
+                name=str(self.directory),
             )
 
     def use(self) -> "Lease":

@@ -68,7 +68,8 @@ class SafetensorsFile:
             other = "nothing" if entry is None else f"{entry.dtype} of shape {entry.shape}"
             raise CheckpointError(
                 f"File {str(self.path)!r} should have {key!r}, {dtype} of shape {shape}, but has "
-                f"{other}: the checkpoint is damaged, use another one."
+                f"{other}: the checkpoint is damaged, use another one.",
+                name=str(self.path),
             )
         return entry
 
@@ -101,7 +102,8 @@ class SafetensorsFile:
             if count == 0:
                 raise CheckpointError(
                     f"File {str(self.path)!r} ends at byte {offset}: it is cut, use another "
-                    "checkpoint."
+                    "checkpoint.",
+                    name=str(self.path),
                 )
             target, offset = target[count:], offset + count
 
@@ -122,7 +124,8 @@ def open_file(path: Path, checksum: str | None = None) -> Iterator[SafetensorsFi
         if checksum is not None and _checksum_of(descriptor) != checksum:
             raise CheckpointError(
                 f"File {str(path)!r} was changed after it was written: its checksum differs. "
-                "Nothing of it was used; use another checkpoint."
+                "Nothing of it was used; use another checkpoint.",
+                name=str(path),
             )
         try:
             entries = _entries(descriptor)
@@ -130,7 +133,8 @@ def open_file(path: Path, checksum: str | None = None) -> Iterator[SafetensorsFi
             why = str(error)[:_SHOWN]
             raise CheckpointError(
                 f"File {str(path)!r} is no safetensors file ({why}): it is damaged, use another "
-                "one."
+                "one.",
+                name=str(path),
             ) from None
         yield SafetensorsFile(path, entries, descriptor)
     finally:

@@ -157,7 +157,8 @@ class FileSave:
             if self._cancelled.is_set() or time.monotonic() > deadline:
                 raise CheckpointError(
                     f"The file of rank {rank} did not come into {str(self.folder)!r}: the "
-                    "checkpoint is given up. All hosts have to share the file system of the folder."
+                    "checkpoint is given up. All hosts have to share the folder's file system.",
+                    name=str(self.folder),
                 )
             time.sleep(_POLL_SECONDS)
         return StoredFile(**json.loads(folders.read(report, _REPORT_BYTES)))

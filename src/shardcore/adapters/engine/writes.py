@@ -97,7 +97,8 @@ def replace_memory(target: ShardedTensor, value: torch.Tensor) -> None:
         given = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
         raise ShardedTensorError(
             f"x.data = value expected a tensor of shape {target.form.shape}, which a sharded "
-            f"tensor keeps, and got {given}: make a new variable or parameter of the other shape."
+            f"tensor keeps, and got {given}: make a new variable or parameter of the other shape.",
+            got=str(given),
         )
     if recorder := recording():
         recorder.refuse(*REPLACES_MEMORY)

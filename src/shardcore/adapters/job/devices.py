@@ -88,7 +88,8 @@ def check_shared(ranks: int) -> None:
         raise EnvironmentProblem(
             f"Expected the {ranks} ranks of this job to compute on CPUs or CUDA devices, but Keras "
             f"computes on {device!r}, which serves one rank. Start one process, or set "
-            "KERAS_TORCH_DEVICE=cpu before Keras is imported."
+            "KERAS_TORCH_DEVICE=cpu before Keras is imported.",
+            name=device,
         )
 
 

@@ -64,7 +64,7 @@ def environment_of(world_size: int) -> dict[str, str]:
         MeshError: If `world_size` is below 1.
     """
     if world_size < 1:
-        raise MeshError(f"Expected at least 1 rank, got {world_size}.")
+        raise MeshError(f"Expected at least 1 rank, got {world_size}.", got=str(world_size))
     return {
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size),

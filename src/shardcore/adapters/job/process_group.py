@@ -157,7 +157,8 @@ def set_seconds(variable: str, default: float) -> float:
     if not 0 < value < float("inf"):
         raise EnvironmentProblem(
             f"Expected {variable} to be a positive number of seconds, got {text!r}. "
-            f"Unset it for {default:.0f} seconds, or set it to a number such as 120."
+            f"Unset it for {default:.0f} seconds, or set it to a number such as 120.",
+            got=repr(text),
         )
     return value
 

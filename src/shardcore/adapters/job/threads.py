@@ -33,5 +33,6 @@ def check_thread() -> None:
         f"Thread {threading.current_thread().name!r} started a collective on a sharded "
         "tensor: each rank may run it in another order, and all would wait for ever. Do this on "
         "the main thread (for a callback: set `async_safe = False`); or, if the main thread waits "
-        "meanwhile, inside `with distribution.scope():` on this thread."
+        "meanwhile, inside `with distribution.scope():` on this thread.",
+        name=threading.current_thread().name,
     )

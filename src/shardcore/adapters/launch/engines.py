@@ -117,7 +117,8 @@ def _choose_engines(client: Any, devices: int | None) -> tuple[int, ...]:
         ) from error
     if not isinstance(client, ipyparallel.Client):
         raise EnvironmentProblem(
-            f"join_engines() takes the ipyparallel.Client of a cluster, got {client!r}: {_START}."
+            f"join_engines() takes the ipyparallel.Client of a cluster, got {client!r}: {_START}.",
+            got=repr(client),
         )
     numbers = tuple(client.ids)
     if not numbers or (devices is not None and not 1 <= devices <= len(numbers)):
@@ -153,7 +154,9 @@ def _check(numbers: Sequence[int], facts: Sequence[EngineFacts]) -> None:
         if engine.host != here:
             raise EnvironmentProblem(
                 f"join_engines() takes engines of this host, {here!r}, and engine {number} is on "
-                f"{engine.host!r}: start ranks of several hosts with torchrun."
+                f"{engine.host!r}: start ranks of several hosts with torchrun.",
+                name="join_engines(client)",
+                got=engine.host,
             )
         if engine.size:
             raise EnvironmentProblem(

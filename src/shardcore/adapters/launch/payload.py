@@ -92,7 +92,8 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
             return _itself, (tensor.detach().cpu(),)
         raise EnvironmentProblem(
             f"a tensor on device {str(tensor.device)!r}, which belongs to this process. Send its "
-            "values: keras.ops.convert_to_numpy(tensor), or tensor.cpu()."
+            "values: keras.ops.convert_to_numpy(tensor), or tensor.cpu().",
+            got=str(tensor.device),
         )
 
     def _of_storage(self, tensor: "torch.Tensor") -> Any:

@@ -189,7 +189,8 @@ def _read(path: str) -> _Backup | None:
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{path!r} has no training state that can be read ({error!r}): it is damaged. "
-            "Remove it to train from the beginning."
+            "Remove it to train from the beginning.",
+            name=path,
         ) from None
 
 
@@ -207,7 +208,8 @@ def _restore(
             raise CheckpointError(
                 f"{path!r} has {len(values)} {what}, and model {model.name!r} has "
                 f"{len(variables)}: it was saved by another model. Remove it to train from the "
-                "beginning."
+                "beginning.",
+                name=path,
             )
     if backup.global_seed is not None:
         keras_private.make_global_seed()

@@ -81,7 +81,8 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
             raise CheckpointError(
                 f"Checkpoint {str(loading.path)!r} was not saved by ShardedCheckpoint, so it has "
                 "no epoch to go on at: give another directory, or resume=False after "
-                "shardcore.load_checkpoint()."
+                "shardcore.load_checkpoint().",
+                name=str(loading.path),
             )
         saved = training["place"]
         self._position.ahead = None if saved is None else SavedPosition.from_json(saved)

@@ -40,7 +40,9 @@ class Checkpoints:
     ) -> saving.Saving:
         """Copies this rank's part of a checkpoint, and begins to write it. A collective."""
         if keep is not None and keep < 1:
-            raise CheckpointError(f"Expected keep of at least 1, or None for all, got {keep}.")
+            raise CheckpointError(
+                f"Expected keep of at least 1, or None for all, got {keep}.", got=str(keep)
+            )
         return saving.begin(
             Path(directory).absolute(),
             model,

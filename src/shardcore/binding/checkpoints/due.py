@@ -34,7 +34,9 @@ class Due:
         limits = {"steps": self.steps, "epochs": self.epochs, "minutes": self.minutes}
         for name, value in limits.items():
             if value is not None and value <= 0:
-                raise CheckpointError(f"Expected every_{name} above 0, got {value}.")
+                raise CheckpointError(
+                    f"Expected every_{name} above 0, got {value}.", got=str(value)
+                )
         if all(value is None for value in limits.values()):
             self.epochs = 1
 

@@ -120,7 +120,8 @@ def _find(path: Path, session: Session | None, sessions: Sessions, store: Checkp
     if checkpoint is None:
         raise CheckpointError(
             f"{str(path)!r} is no complete checkpoint and has none: give a folder that "
-            "shardcore.save_checkpoint() has returned, or the directory that it was given."
+            "shardcore.save_checkpoint() has returned, or the directory that it was given.",
+            name=str(path),
         )
     return checkpoint
 

@@ -122,7 +122,8 @@ def session_of(model: keras.Model, sessions: Sessions, what: str) -> Session | N
     if threading.current_thread() is not threading.main_thread():
         raise CallProblem(
             f"{what}() was called on thread {threading.current_thread().name!r}: all ranks take "
-            "part in it, so call it on the main thread."
+            "part in it, so call it on the main thread.",
+            name=threading.current_thread().name,
         )
     session = sessions.current() or sessions.session_of_model(model)
     if session is None:

@@ -70,7 +70,8 @@ def tensors_of(model: keras.Model, session: Session | None) -> list[StateTensor]
     if not model.built:
         raise CheckpointError(
             f"Model {model.name!r} is not built, so it has no variables: give it an Input, call it "
-            "on a batch, or call model.build(shape)."
+            "on a batch, or call model.build(shape).",
+            name=model.name,
         )
     keys = keras_private.weight_keys(model)
     groups = _groups(model)
@@ -118,7 +119,8 @@ def generators_of(states: Mapping[str, str], checkpoint: Path) -> dict[str, torc
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"The state of torch's generator in {str(checkpoint)!r} does not fit torch "
-            f"{torch.__version__} ({error}): load it with the release that saved it."
+            f"{torch.__version__} ({error}): load it with the release that saved it.",
+            name=str(checkpoint),
         ) from None
     return generator_states
 

@@ -83,5 +83,6 @@ class AmbientScope:
         if others:
             raise CallProblem(
                 f"uninstall() was called while thread {others[0]!r} has a distribution: leave its "
-                "scope there, or set_distribution(None), first."
+                "scope there, or set_distribution(None), first.",
+                name=others[0],
             )

@@ -87,12 +87,14 @@ def checked_batch(model: Model, batch: object, step: str) -> Any:
     if step != "predict" and not model.compiled:
         raise CallProblem(
             f"A {step} step of model {model.name!r} was to run, but it is not compiled: "
-            'call model.compile(optimizer, loss) first, or explain(model, x, step="predict").'
+            'call model.compile(optimizer, loss) first, or explain(model, x, step="predict").',
+            name=model.name,
         )
     if threading.current_thread() is not threading.main_thread():
         raise CallProblem(
             "explain() runs a step, whose collectives all ranks start in one order, and was called "
-            f"on thread {threading.current_thread().name!r}: call it on the main thread."
+            f"on thread {threading.current_thread().name!r}: call it on the main thread.",
+            name=threading.current_thread().name,
         )
     if step == "predict":
         data = batch if isinstance(batch, tuple) else (batch,)

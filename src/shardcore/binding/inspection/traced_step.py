@@ -145,7 +145,10 @@ def rows_of(batch: object) -> int:
     leaves = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
     shape = getattr(leaves[0], "shape", ()) if leaves else ()
     if not shape or not shape[0]:
-        raise PolicyError(f"Expected a batch (x, y) of arrays or tensors with rows, got {batch!r}.")
+        raise PolicyError(
+            f"Expected a batch (x, y) of arrays or tensors with rows, got {batch!r}.",
+            got=repr(batch),
+        )
     return int(shape[0])
 
 

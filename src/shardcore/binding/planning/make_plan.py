@@ -41,7 +41,8 @@ def facts_of(model: object, sessions: Sessions | None) -> LayerFacts:
         return _describe_checked(model, "the model")
     if not callable(model):
         raise PolicyError(
-            f"A plan is for a built Keras model or a function that builds one, got {model!r}."
+            f"A plan is for a built Keras model or a function that builds one, got {model!r}.",
+            got=repr(model),
         )
     name = f"{getattr(model, '__name__', repr(model))}()"
     refusing = partial(_refusing_distributions, name)
@@ -76,7 +77,8 @@ def _device_mesh(mesh: MeshLike) -> Any:
         return mesh
     raise PolicyError(
         f"A plan is for a keras.distribution.DeviceMesh, or, where the devices are not at hand, a "
-        f"shardcore.domain.mesh.Mesh((2, 4), ('data', 'model')); got {mesh!r}."
+        f"shardcore.domain.mesh.Mesh((2, 4), ('data', 'model')); got {mesh!r}.",
+        got=repr(mesh),
     )
 
 
@@ -138,7 +140,8 @@ def _describe_checked(model: object, what: str) -> LayerFacts:
     if not model.built or not model.variables:
         raise PolicyError(
             f"{what}, {model.name!r}, is not built, so it has no variables yet: give it an Input, "
-            "call it on a batch, or call model.build(shape)."
+            "call it on a batch, or call model.build(shape).",
+            name=model.name,
         )
     return describe(model)
 

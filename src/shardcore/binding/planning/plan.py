@@ -126,7 +126,8 @@ class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
             "Keras numbers generated names, so a second build has other paths: plan by the "
             "function that builds the model, shardcore.plan(build, mesh), then call build(), or "
             "name the model and its layers. A model from a file has other paths too, if it is a "
-            "Sequential: shardcore.plan(lambda: keras.models.load_model(path), mesh)."
+            "Sequential: shardcore.plan(lambda: keras.models.load_model(path), mesh).",
+            name=model_name,
         )
 
     def _rules(self) -> PathRules[Any]:

@@ -83,11 +83,12 @@ def _layout(key: str, value: Any, session: Session) -> Layout:
         layout = value.backend_layout if hasattr(value, "axes") else None
         layout = layout or Layout(session.mesh, value)
     except LayoutError as error:
-        raise LayoutError(f"Rule {key!r}: {error}") from None
+        raise LayoutError(f"Rule {key!r}: {error}", name=key) from None
     if layout.mesh != session.mesh:
         raise LayoutError(
             f"Rule {key!r} is of mesh {layout.mesh}, but the distribution that is set is over "
-            f"{session.mesh}: make the layout map on its mesh."
+            f"{session.mesh}: make the layout map on its mesh.",
+            name=key,
         )
     return layout
 
@@ -100,7 +101,8 @@ def _refuse_unused(rules: PathRules[object], paths: list[str], module: torch.nn.
         raise RuleError(
             f"Rule {rule!r} matches no parameter and no output of "
             f"{type(module).__name__}{': ' + hint if hint else ''}. Its parameters are "
-            f"{parameters}."
+            f"{parameters}.",
+            name=rule,
         )
 
 

@@ -100,7 +100,8 @@ def _refuse_another_layout(variable: keras.Variable, layout: Layout, session: Se
     if ruled != layout:
         raise LayoutError(
             f"Rule {rule.key!r} of the layout map gives {variable.path!r} the layout {ruled}, but "
-            f"the parameter is already laid out as {layout}: keep one of the two rules."
+            f"the parameter is already laid out as {layout}: keep one of the two rules.",
+            name=rule.key,
         )
 
 

@@ -117,7 +117,9 @@ def fields_of(content: object, kinds: Mapping[str, type]) -> dict[str, Any]:
         if type(content[name]) is not kind:
             raise CheckpointError(
                 f"Expected {kind.__name__} as {name!r} in the index, got "
-                f"{type(content[name]).__name__}: {REMEDY}."
+                f"{type(content[name]).__name__}: {REMEDY}.",
+                name=name,
+                got=str(type(content[name]).__name__),
             )
     return dict(content)
 
@@ -125,7 +127,9 @@ def fields_of(content: object, kinds: Mapping[str, type]) -> dict[str, Any]:
 def numbers_of(content: object, name: str) -> tuple[int, ...]:
     """Returns the numbers in a list of variable `name`."""
     if not are_numbers(content):
-        raise CheckpointError(f"Expected lists of numbers for variable {name!r} in the index.")
+        raise CheckpointError(
+            f"Expected lists of numbers for variable {name!r} in the index.", name=name
+        )
     return tuple(cast("list[int]", content))
 
 

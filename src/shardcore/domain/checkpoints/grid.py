@@ -96,7 +96,8 @@ class Grid:
         if not fits:
             raise CheckpointError(
                 f"Expected per dim of shape {self.shape} the ascending beginnings of its pieces, "
-                f"0 first, got {str(self.cuts)[:_SHOWN]}."
+                f"0 first, got {str(self.cuts)[:_SHOWN]}.",
+                got=str(str(self.cuts)[:_SHOWN]),
             )
 
     @classmethod

@@ -68,10 +68,13 @@ class StoredFile:
         if len(self.name) > 255 or not _FILE.fullmatch(self.name):
             raise CheckpointError(
                 f"File {self.name[:255]!r} of the index is no name of a .safetensors file in the "
-                "folder."
+                "folder.",
+                name=self.name[:255],
             )
         if not 0 <= self.size <= bounds.NUMBER or not _CHECKSUM.fullmatch(self.sha256):
-            raise CheckpointError(f"File {self.name!r} of the index has no size or no checksum.")
+            raise CheckpointError(
+                f"File {self.name!r} of the index has no size or no checksum.", name=self.name
+            )
 
 
 @attrs.frozen
@@ -101,11 +104,14 @@ class StoredVariable:
 
     def __attrs_post_init__(self) -> None:
         if self.dtype not in DTYPES:
-            raise CheckpointError(f"Variable {self.name!r} has the unknown dtype {self.dtype!r}.")
+            raise CheckpointError(
+                f"Variable {self.name!r} has the unknown dtype {self.dtype!r}.", name=self.name
+            )
         if len(self.files) != math.prod(self.grid.counts):
             raise CheckpointError(
                 f"Variable {self.name!r} has {math.prod(self.grid.counts)} pieces, but "
-                f"{len(self.files)} files."
+                f"{len(self.files)} files.",
+                name=self.name,
             )
 
     @property
@@ -166,7 +172,9 @@ class Index:
 
     def __attrs_post_init__(self) -> None:
         if self.step < 0:
-            raise CheckpointError(f"Expected a step of at least 0, got {self.step}.")
+            raise CheckpointError(
+                f"Expected a step of at least 0, got {self.step}.", got=str(self.step)
+            )
         _refuse_twice("variable", [variable.name for variable in self.variables])
         _refuse_twice("file", [file.name for file in self.files])
 
@@ -258,19 +266,23 @@ def _variable(content: object) -> StoredVariable:
     name = fields["name"]
     check_texts([fields[key] for key in ("name", "path", "group", "dtype", "layout")])
     if len(fields["shape"]) > bounds.DIMS:
-        raise CheckpointError(f"Variable {name!r} has more than {bounds.DIMS} dims: {REMEDY}.")
+        raise CheckpointError(
+            f"Variable {name!r} has more than {bounds.DIMS} dims: {REMEDY}.", name=name
+        )
     shape, files = numbers_of(fields.pop("shape"), name), numbers_of(fields.pop("files"), name)
     cuts = tuple(numbers_of(dim_cuts, name) for dim_cuts in fields.pop("cuts"))
     try:
         return StoredVariable(**fields, grid=Grid(shape, cuts), files=files)
     except CheckpointError as error:
-        raise CheckpointError(f"Variable {name!r} of the index: {error}") from None
+        raise CheckpointError(f"Variable {name!r} of the index: {error}", name=name) from None
 
 
 def _refuse_twice(what: str, names: list[str]) -> None:
     twice = bounds.first_repeated(names)
     if twice is not None:
-        raise CheckpointError(f"The index has {what} {twice[:200]!r} twice: {REMEDY}.")
+        raise CheckpointError(
+            f"The index has {what} {twice[:200]!r} twice: {REMEDY}.", name=twice[:200]
+        )
 
 
 def _digest(content: object) -> str:

@@ -49,7 +49,8 @@ class Link:
         if not isinstance(self.bandwidths, Mapping) or not set(self.bandwidths) <= set(KINDS):
             raise MeshError(
                 f"The bandwidths of a link are given by kind, one of {', '.join(KINDS)}: got "
-                f"{self.bandwidths!r}. That of an all_reduce is given as bandwidth."
+                f"{self.bandwidths!r}. That of an all_reduce is given as bandwidth.",
+                got=repr(self.bandwidths),
             )
         for kind, value in self.bandwidths.items():
             _check_positive(f"bandwidth of {kind!r}", value, "bytes a second")
@@ -88,7 +89,8 @@ def _check_positive(name: str, value: object, unit: str) -> None:
     if not isinstance(value, int | float) or not isfinite(value) or value <= 0:
         raise MeshError(
             f"A link has a {name} above 0, in {unit}, got {value!r}: the default is "
-            "Link(latency=10e-6, bandwidth=13e9)."
+            "Link(latency=10e-6, bandwidth=13e9).",
+            got=repr(value),
         )
 
 

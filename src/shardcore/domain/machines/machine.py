@@ -86,11 +86,16 @@ class Machine:
         for name, unit in (("devices", "a number of devices"), ("memory", "bytes")):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool):
-                raise MachineError(f"A machine has {name}, an integer, {unit}: got {value!r}.")
+                raise MachineError(
+                    f"A machine has {name}, an integer, {unit}: got {value!r}.", got=repr(value)
+                )
             _check_positive("A machine", name, value, unit)
         is_number = isinstance(self.hidden, int | float) and not isinstance(self.hidden, bool)
         if not is_number or not 0 <= self.hidden <= 1:
-            raise MachineError(f"A machine has hidden from 0 to 1, a share: got {self.hidden!r}.")
+            raise MachineError(
+                f"A machine has hidden from 0 to 1, a share: got {self.hidden!r}.",
+                got=repr(self.hidden),
+            )
         if "float32" not in self.speeds:
             raise MachineError(
                 "A machine has a speed for 'float32', which stands in for a dtype without one: "
@@ -147,7 +152,8 @@ def machine_of(data: object) -> Machine:
     if not isinstance(speeds, Mapping):
         raise MachineError(
             f"Expected the speeds of a machine as a table by dtype, such as {{'float32': "
-            f"{{...}}}}, got {speeds!r}. 'shardcore measure FILE' writes an example."
+            f"{{...}}}}, got {speeds!r}. 'shardcore measure FILE' writes an example.",
+            got=repr(speeds),
         )
     made: dict[str, Speed] = {
         str(dtype): Speed(**_fields(Speed, speed, f"The speed for {dtype!r}"))
@@ -173,7 +179,8 @@ def _fields(kind: type[Any], data: object, what: str) -> dict[str, Any]:
     if not isinstance(data, Mapping):
         raise MachineError(
             f"{what} is given by its fields, got {data!r}: write a table with the fields "
-            f"{', '.join(field.name for field in attrs.fields(kind))}."
+            f"{', '.join(field.name for field in attrs.fields(kind))}.",
+            got=repr(data),
         )
     known = {field.name: field.default is attrs.NOTHING for field in attrs.fields(kind)}
     missing = [name for name, needed in known.items() if needed and name not in data]
@@ -187,7 +194,7 @@ def _fields(kind: type[Any], data: object, what: str) -> dict[str, Any]:
 
 def _check_positive(what: str, name: str, value: object, unit: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise MachineError(f"{what} has {name} above 0, in {unit}, got {value!r}.")
+        raise MachineError(f"{what} has {name} above 0, in {unit}, got {value!r}.", got=repr(value))
 
 
 _GB = 10**9

@@ -70,7 +70,8 @@ def _checked_text(text: object) -> str:
     if not isinstance(text, str) or not text:
         raise RuleError(
             f"A rule's key must be a non-empty string, got {text!r}. Write a variable's path "
-            "('block_0/dense/kernel') or a regular expression ('.*dense.*kernel')."
+            "('block_0/dense/kernel') or a regular expression ('.*dense.*kernel').",
+            got=repr(text),
         )
     return text
 
@@ -112,7 +113,8 @@ class PathKey:
             raise RuleError(
                 f"The key {self.text!r} is not a valid regular expression: {error}. Write '.*' "
                 "for any text (a lone '*' is not enough), and a backslash before a character "
-                "that stands for itself."
+                "that stands for itself.",
+                name=self.text,
             ) from error
 
     @separators.default

@@ -28,7 +28,8 @@ def _collect(rules: Mapping[str, T] | Iterable[tuple[str, T]]) -> dict[str, T]:
     for key, value in rules.items() if isinstance(rules, Mapping) else rules:
         if key in collected:
             raise RuleError(
-                f"The key {key!r} is given twice: {collected[key]!r} and {value!r}. Keep one."
+                f"The key {key!r} is given twice: {collected[key]!r} and {value!r}. Keep one.",
+                name=key,
             )
         collected[key] = value
     return collected

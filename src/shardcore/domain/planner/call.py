@@ -66,7 +66,8 @@ class Call:
                 if rest or extents.setdefault(dim.factor, steps) != steps:
                     raise LayoutError(
                         f"In rule '{self.rule}', operand {number} has shape {operand.shape}: "
-                        f"factor {dim.factor!r} would need {extents.get(dim.factor)} steps."
+                        f"factor {dim.factor!r} would need {extents.get(dim.factor)} steps.",
+                        name=dim.factor,
                     )
         if any(term.has_pairs for term in self.rule.operands):
             self._add_extents_of_pairs(extents)

@@ -158,14 +158,19 @@ def plan(
 
 def _check(source: Layout, target: Layout, shape: tuple[int, ...]) -> None:
     if source.mesh != target.mesh:
-        raise LayoutError(f"Both layouts must be of one mesh, got {source.mesh} and {target.mesh}.")
+        raise LayoutError(
+            f"Both layouts must be of one mesh, got {source.mesh} and {target.mesh}.",
+            got=str(source.mesh),
+        )
     for layout in (source, target):
         layout.fitting(shape, "A tensor")
     for axis in source.mesh.axis_names:
         try:
             transition(source.placement(axis), target.placement(axis))
         except LayoutError as error:
-            raise LayoutError(f"From {source} to {target}, axis {axis!r}: {error}") from None
+            raise LayoutError(
+                f"From {source} to {target}, axis {axis!r}: {error}", name=axis
+            ) from None
 
 
 # The seconds and the number of steps of a path.

@@ -64,7 +64,8 @@ def _dims(text: str) -> tuple[Dim, ...]:
         if match is None:
             raise RuleError(
                 "A dim of a rule is '-', a factor such as 'n' or 'd0', a factor in blocks such as "
-                f"'3g', or in segments such as '5*g' or 'a*g', got {word!r}."
+                f"'3g', or in segments such as '5*g' or 'a*g', got {word!r}.",
+                got=repr(word),
             )
         block, count = int(match["block"] or 1), int(match["count"] or 1)
         dims.append(Dim(match["factor"], block, count, match["outer"]))

@@ -153,6 +153,8 @@ class CaptureSetting:
             raise EnvironmentProblem(
                 f'{_VARIABLE} is {asked!r}. Set it to "at-once", which records steps from the '
                 f'first one on; to "audit", which audits one captured step in {_USUAL_INTERVAL}; '
-                'or to "audit:1", which audits all; or unset it.'
+                'or to "audit:1", which audits all; or unset it.',
+                name=_VARIABLE,
+                got=repr(asked),
             )
         return cls(at_once=True, audit_interval=int(match.group(1) or _USUAL_INTERVAL))

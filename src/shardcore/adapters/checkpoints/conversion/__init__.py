@@ -45,7 +45,9 @@ def convert(source: Path, target: Path, max_shard_bytes: int | None = None) -> C
             be written in its format.
     """
     if target.exists():
-        raise CheckpointError(f"{str(target)!r} exists: remove it, or give another target.")
+        raise CheckpointError(
+            f"{str(target)!r} exists: remove it, or give another target.", name=str(target)
+        )
     write = writing.writer_of(target)
     with reading.open_source(source) as content, _lease_for(target):
         storable, left_out = writing.divide_storable(content, target)

@@ -76,7 +76,8 @@ def open_source(path: Path) -> Iterator[Source]:
             raise CheckpointError(
                 f"{str(path)!r} cannot be converted: give the folder of a checkpoint, a folder of "
                 ".safetensors files, or a file that ends in .safetensors, .weights.h5 or "
-                ".weights.json."
+                ".weights.json.",
+                name=str(path),
             )
 
 
@@ -108,7 +109,7 @@ def _array(name: str, nbytes: int) -> memoryview:
         return memoryview(bytearray(nbytes))
     except MemoryError:
         raise CheckpointError(
-            f"{name!r} has {nbytes} bytes, for which this host has no memory."
+            f"{name!r} has {nbytes} bytes, for which this host has no memory.", name=name
         ) from None
 
 
@@ -116,7 +117,9 @@ def _safetensors(paths: Iterable[Path], path: Path, stack: ExitStack) -> Source:
     files = [stack.enter_context(safetensors.open_file(part)) for part in paths]
     pairs = [(name, file) for file in files for name in file.entries]
     if not pairs:
-        raise CheckpointError(f"{str(path)!r} has no .safetensors file with a tensor.")
+        raise CheckpointError(
+            f"{str(path)!r} has no .safetensors file with a tensor.", name=str(path)
+        )
     _refuse_twice([name for name, _ in pairs], path)
     return Source(tuple(_of_entry(name, file) for name, file in pairs))
 
@@ -143,10 +146,14 @@ def _weights(path: Path, stack: ExitStack) -> Source:
         datasets = (pair for file in files for pair in _datasets(file, set()))
         pairs = list(islice(datasets, _DATASETS + 1))
         if len(pairs) > _DATASETS:
-            raise CheckpointError(f"{str(path)!r} has more than {_DATASETS} variables.")
+            raise CheckpointError(
+                f"{str(path)!r} has more than {_DATASETS} variables.", name=str(path)
+            )
         variables = tuple(_of_dataset(name, dataset) for name, dataset in pairs)
     except (OSError, KeyError, RuntimeError, TypeError, UnicodeError) as error:
-        raise CheckpointError(f"{str(path)!r} is no file of Keras' weights: {error}") from None
+        raise CheckpointError(
+            f"{str(path)!r} is no file of Keras' weights: {error}", name=str(path)
+        ) from None
     _refuse_twice([name for name, _ in pairs], path)
     return Source(variables)
 
@@ -168,11 +175,14 @@ def _parts(path: Path) -> list[str]:
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise CheckpointError(
             f"Expected a 'weight_map' from variables to files in {str(path)!r}, got {error!r}: "
-            "give the .weights.json that Keras or 'shardcore checkpoint convert' wrote."
+            "give the .weights.json that Keras or 'shardcore checkpoint convert' wrote.",
+            name=str(path),
+            got=repr(error),
         ) from None
     raise CheckpointError(
         f"{str(path)!r} names files outside of its folder, which are not read: move "
-        "them beside it, and name them in it without a folder."
+        "them beside it, and name them in it without a folder.",
+        name=str(path),
     )
 
 
@@ -180,7 +190,9 @@ def _datasets(group: Any, seen: set[int], prefix: str = "") -> Iterator[tuple[st
     """Yields the datasets below a group. Links to other files are refused, and second ones."""
     address = h5py.h5o.get_info(group.id).addr
     if address in seen or prefix.count("/") > bounds.NESTING:
-        raise CheckpointError(f"{prefix[:80]!r} is linked twice, or nested too deep.")
+        raise CheckpointError(
+            f"{prefix[:80]!r} is linked twice, or nested too deep.", name=prefix[:80]
+        )
     seen.add(address)
     for name in group:
         path = f"{prefix}{name}"
@@ -190,7 +202,9 @@ def _datasets(group: Any, seen: set[int], prefix: str = "") -> Iterator[tuple[st
         elif isinstance(item, h5py.Dataset) and not item.external and not item.is_virtual:
             yield path, item
         else:
-            raise CheckpointError(f"{path!r} is a link to another place: it is not followed.")
+            raise CheckpointError(
+                f"{path!r} is a link to another place: it is not followed.", name=path
+            )
 
 
 def _of_dataset(name: str, dataset: Any) -> Variable:
@@ -198,13 +212,15 @@ def _of_dataset(name: str, dataset: Any) -> Variable:
     if dtype not in DTYPES:
         raise CheckpointError(
             f"{name!r} has dtype {dtype[:80]!r}, expected one of {', '.join(DTYPES)}: cast it "
-            "first."
+            "first.",
+            name=name,
         )
     nbytes = int(np.prod(dataset.shape, dtype=object)) * DTYPES[dtype][1]
     if dataset.dtype.itemsize != DTYPES[dtype][1] or dataset.id.get_storage_size() < nbytes:
         raise CheckpointError(
             f"Expected {nbytes} bytes of {name!r} in the file, which has fewer: it is damaged or "
-            "compressed. Save the weights again."
+            "compressed. Save the weights again.",
+            name=name,
         )
 
     def read() -> memoryview:
@@ -223,5 +239,6 @@ def _refuse_twice(names: list[str], path: Path) -> None:
     if twice is not None:
         raise CheckpointError(
             f"Expected each variable once in {str(path)!r}, but {twice!r} is there twice: remove "
-            "the file that does not belong to this model."
+            "the file that does not belong to this model.",
+            name=str(path),
         )

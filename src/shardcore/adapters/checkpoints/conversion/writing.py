@@ -51,7 +51,8 @@ def writer_of(target: Path) -> _Writer:
     if target.suffix:
         raise CheckpointError(
             f"{target.name!r} is no target: give a name that ends in .weights.h5, .weights.json or "
-            ".safetensors, a folder for safetensors files, or a checkpoint as step-00000012."
+            ".safetensors, a folder for safetensors files, or a checkpoint as step-00000012.",
+            name=target.name,
         )
     return _sharded_safetensors
 
@@ -76,7 +77,8 @@ def divide_storable(
             raise CheckpointError(
                 f"Keras saves {variable.name!r} ({variable.path}) in another form, as weights of "
                 "layers with LoRA, quantized layers and torch modules: load the checkpoint into "
-                "the model, and call model.save_weights()."
+                "the model, and call model.save_weights().",
+                name=variable.name,
             )
     return tuple(storable), tuple(
         variable for variable in source.variables if variable not in storable

@@ -197,6 +197,7 @@ def _cut_at_indices(tensor: torch.Tensor, indices: torch.Tensor, dim: int = 0) -
     if indices.dtype is not torch.int64 or indices.ndim > 1:
         raise LayoutError(
             "tensor_split expected places or a number of parts as int64 of at most one dim, got "
-            f"{indices.dtype} of {indices.ndim} dims."
+            f"{indices.dtype} of {indices.ndim} dims.",
+            got=str(indices.dtype),
         )
     return torch.tensor_split(tensor, indices.tolist(), dim)

@@ -149,5 +149,6 @@ def _from_torch(placement: Placement) -> domain.Placement:
         return domain.Replicate()
     raise LayoutError(
         f"Expected a DTensor with placements Shard, Replicate and Partial, got {placement}: "
-        "redistribute it to these first."
+        "redistribute it to these first.",
+        got=str(placement),
     )
