@@ -40,13 +40,12 @@ from shardcore.binding.keras_private.nests import map_pairs as map_pairs
 from shardcore.binding.keras_private.nests import map_tensors as map_tensors
 from shardcore.binding.keras_private.nests import pack_leaves as pack_leaves
 from shardcore.binding.keras_private.process import CURRENT_DISTRIBUTION as CURRENT_DISTRIBUTION
-from shardcore.binding.keras_private.process import KERAS_STATE as KERAS_STATE
 from shardcore.binding.keras_private.process import can_send as can_send
 from shardcore.binding.keras_private.process import draw_seed as draw_seed
 from shardcore.binding.keras_private.process import generator_of as generator_of
 from shardcore.binding.keras_private.process import get_random_seed as get_random_seed
-from shardcore.binding.keras_private.process import global_attributes as global_attributes
 from shardcore.binding.keras_private.process import global_seed as global_seed
+from shardcore.binding.keras_private.process import global_state_of as global_state_of
 from shardcore.binding.keras_private.process import is_made_by_optimizer as is_made_by_optimizer
 from shardcore.binding.keras_private.process import is_symbolic as is_symbolic
 from shardcore.binding.keras_private.process import (

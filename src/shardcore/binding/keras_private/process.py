@@ -66,7 +66,7 @@ def is_made_by_optimizer() -> bool:
 
 
 # What Keras itself has in its global state: scopes of the call that runs, and `settings()`.
-KERAS_STATE = frozenset(
+_OWN_STATE = frozenset(
     {
         *("autocast_scope", "current_call_ctx", "custom_objects_scope_dict", "distribution"),
         *("dtype_policy", "flash_attention", "global_random_seed", "global_seed_generator"),
@@ -78,10 +78,10 @@ KERAS_STATE = frozenset(
 )
 
 
-def global_attributes() -> dict[str, Any]:
-    """Returns the global state of Keras on this thread, by name."""
+def global_state_of(names: frozenset[str]) -> tuple[dict[str, Any], frozenset[str]]:
+    """Returns the global state of Keras on this thread, and which of `names` others have set."""
     attributes: dict[str, Any] = vars(global_state.GLOBAL_STATE_TRACKER)
-    return attributes
+    return attributes, (names & attributes.keys()) - _OWN_STATE
 
 
 def settings() -> tuple[Any, ...]:

@@ -20,7 +20,7 @@ from shardcore.binding.captured.closures import Closures
 from shardcore.binding.captured.python_state import readers, rules
 from shardcore.binding.captured.python_state.names import OF_CLOSURES, OF_FUNCTIONS, PROBES
 from shardcore.binding.captured.python_state.object_walk import ObjectWalk
-from shardcore.binding.captured.python_state.objects import FUNCTIONS_OF_C, is_of
+from shardcore.binding.captured.python_state.objects import FUNCTIONS_OF_C, is_of, wrapped
 from shardcore.binding.captured.python_state.observed import ObservedCalls
 from shardcore.binding.captured.python_state.origins import is_known, origin_of
 from shardcore.binding.captured.python_state.watched import WatchedValues
@@ -164,9 +164,7 @@ class _StepWalk(ObjectWalk):
                 watch(read, title)
         if self.has_decimals or "Decimal" in self.user_names:
             watch(readers.decimal_context, "the context of decimal numbers")
-        state = keras_private.global_attributes()
-        names = self.user_names & state.keys() - keras_private.KERAS_STATE
-        self._add_named(state, names, "Keras' global state")
+        self._add_named(*keras_private.global_state_of(self.user_names), "Keras' global state")
         self._visit_pending()
         if self.called.has_called_module("numpy._core.arrayprint"):
             watch(lambda: repr(np.get_printoptions()), "NumPy's options of printing")
@@ -274,8 +272,11 @@ class _StepWalk(ObjectWalk):
             self.watched.add_attributes(own, builtin, "builtins")
             self.watched.add_absent_keys(own, absent.difference(own), "a name of Python's")
         for name in present:
-            if name in self.passed_names or not is_of(namespace[name], *FUNCTIONS_OF_C):
-                self._add(namespace[name], f"global variable {name!r} of {module}")
+            value = namespace[name]
+            # A function of C that is called shows itself to the profile; a method has an object.
+            is_called = is_of(value, *FUNCTIONS_OF_C) and name not in self.passed_names
+            if not is_called or wrapped(value):
+                self._add(value, f"global variable {name!r} of {module}")
 
     def _add_module(self, module: ModuleType) -> None:
         """Adds the variables of a module that the user's code names.
