@@ -248,9 +248,19 @@ def test_explain_on_one_device(target):
         (["--ranks", "0"], {}, 2, "--ranks 0 is no number of ranks: give 1 or more"),
         (["--ranks", "2"], LAUNCHED, 2, "but a launcher started this one: leave it out"),
         (["--batch", "data"], {}, 2, "name one that returns the global batch, --batch FUNCTION"),
-        (["--step", "fit"], {}, 1, "explain() has the steps ('train', 'test', 'predict'), got 'f"),
+        (
+            ["--step", "fit"],
+            {},
+            1,
+            "one of ('train', 'test', 'predict') for explain(step), got 'fit'",
+        ),
         (["--mesh", "2x4"], {}, 2, "trained() sets a distribution, and --mesh lays the model out"),
-        (["--ranks", "2", "--save", "a.png"], {}, 1, '"step.svg" or "step.html", got \'a.png\''),
+        (
+            ["--ranks", "2", "--save", "a.png"],
+            {},
+            1,
+            '".svg" or ".html" for Explanation.save(path), got \'a.png\'',
+        ),
     ],
 )
 def test_what_cannot_be_explained(target, words, environment, code, message):

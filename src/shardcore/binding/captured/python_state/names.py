@@ -36,6 +36,7 @@ PROBES = frozenset({"getattr", "hasattr", "vars", "__dict__"})
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 # Instructions that load a value by a name or from a constant, and change nothing.
 _LOADS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_ATTR", "LOAD_NAME", "LOAD_CLOSURE")
+_VARIABLES = ("LOAD_GLOBAL", "LOAD_NAME")
 _IGNORED = frozenset({"PUSH_NULL", "PRECALL", "CACHE", "NOP", "RESUME", "COPY_FREE_VARS"})
 
 
@@ -46,7 +47,8 @@ class Names:
     Args:
         variables: Names of global variables.
         attributes: Names of attributes and keys: all names, and all strings.
-        passed: Those of both that may be passed on: other names are called where they are loaded.
+        passed_variables: Those that may be passed on: others are called where they are loaded.
+        passed_attributes: Likewise.
         modules: Names of modules that it imports.
         are_complete: Whether all other names are seen while they are looked up: by calls of
             `getattr` and `hasattr`, see `noted_lookups`.
@@ -55,7 +57,8 @@ class Names:
 
     variables: frozenset[str]
     attributes: frozenset[str]
-    passed: frozenset[str]
+    passed_variables: frozenset[str]
+    passed_attributes: frozenset[str]
     modules: frozenset[str]
     are_complete: bool
     location: str
@@ -73,20 +76,20 @@ class Names:
         """
         instructions = list(dis.get_instructions(code))
         variables = [
-            instruction.argval
-            for instruction in instructions
-            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+            instruction.argval for instruction in instructions if instruction.opname in _VARIABLES
         ]
         modules = [step.argval for step in instructions if step.opname == "IMPORT_NAME"]
         strings = set(_strings(code.co_consts))
         attributes = {*code.co_names, *strings}
-        passed = {step.argval for step in instructions if _loads_value(step)}
+        loads = [step for step in instructions if _loads_value(step)]
+        passed = {step.argval for step in loads if step.opname in _VARIABLES}
         if any(instruction.opname == "MATCH_CLASS" for instruction in instructions):
             attributes.add("__match_args__")
         return cls(
             frozenset(variables),
             frozenset(attributes),
             frozenset(passed | strings),
+            frozenset({step.argval for step in loads if step.opname not in _VARIABLES} | strings),
             frozenset(modules),
             not attributes & _ALL and _are_called(instructions),
             f"{code.co_qualname} ({code.co_filename}:{code.co_firstlineno})",

@@ -39,8 +39,7 @@ from shardcore.domain.steps.capture import NotCaptured
 # The most objects that one guard compares: more take longer than the step.
 _MOST_OBJECTS = 300_000
 _IMMUTABLE = (tuple, frozenset)
-# Functions of C that read attributes whose names no code has.
-_READERS = frozenset({"__get__", "__getattribute__"})
+_READERS = frozenset({"__get__", "__getattribute__"})  # by a name that no code has
 # The message for an object of Keras or torch that has gained or lost an attribute.
 NEW_ATTRIBUTES = "new attributes"
 _BASES = attrgetter("__bases__", "__mro__")
@@ -72,11 +71,12 @@ class ObjectWalk(abc.ABC):
     budget: Budget = attrs.field(factory=Budget, init=False)
     # All names in the user's code, and those that it has looked up.
     user_names: frozenset[str] = attrs.field(init=False)
-    passed_names: frozenset[str] = attrs.field(init=False)
+    passed_variables: frozenset[str] = attrs.field(init=False)
+    passed_attributes: frozenset[str] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.user_names = self.called.user_names()
-        self.passed_names = self.called.passed_names()
+        self.passed_variables, self.passed_attributes = self.called.passed_names()
 
     def _visit(self, value: Any, name: str) -> None:  # noqa: C901 - a case for each kind
         """Notes what is compared of a value, and adds its parts."""

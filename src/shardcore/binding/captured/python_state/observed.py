@@ -185,14 +185,17 @@ class ObservedCalls:
         in_code = [self.names_of(code).attributes for code in users]
         return frozenset().union(*in_code, *(self._looked_up.get(code, ()) for code in users))
 
-    def passed_names(self) -> frozenset[str]:
-        """Returns the names by which the user's code may pass a function to a function of C.
+    def passed_names(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Returns the variables and the attributes that the user's code may pass to code of C.
 
         The profile does not see what functions of C call: `map(os.access, paths)`.
         """
         users = self.users()
-        in_code = [self.names_of(code).passed for code in users]
-        return frozenset().union(*in_code, *(self._looked_up.get(code, ()) for code in users))
+        names = [self.names_of(code) for code in users]
+        looked_up = [self._looked_up.get(code, ()) for code in users]
+        variables = frozenset().union(*(of_code.passed_variables for of_code in names))
+        attributes = (of_code.passed_attributes for of_code in names)
+        return variables, frozenset().union(*attributes, *looked_up)
 
     def effects(self) -> list[str]:
         """Returns what the user's code does that a captured step does not repeat."""

@@ -274,7 +274,7 @@ class _StepWalk(ObjectWalk):
         for name in present:
             value = namespace[name]
             # A function of C that is called shows itself to the profile; a method has an object.
-            is_called = is_of(value, *FUNCTIONS_OF_C) and name not in self.passed_names
+            is_called = is_of(value, *FUNCTIONS_OF_C) and name not in self.passed_variables
             if not is_called or wrapped(value):
                 self._add(value, f"global variable {name!r} of {module}")
 
@@ -294,7 +294,7 @@ class _StepWalk(ObjectWalk):
             absent = self.user_names.difference(named)
             self.watched.add_absent_keys(space, absent, f"a variable of {name}")
         for key in named:
-            value = space[key]
-            is_passed = is_of(value, *FUNCTIONS_OF_C) and key in self.passed_names
-            if is_of(value, ModuleType, type) or not callable(value) or is_passed:
-                self._add(value, f"variable {key!r} of module {name}")
+            is_passed = is_of(space[key], *FUNCTIONS_OF_C) and key in self.passed_attributes
+            is_function = callable(space[key]) and not is_of(space[key], type)
+            if not is_function or (is_passed and not wrapped(space[key])):
+                self._add(space[key], f"variable {key!r} of module {name}")
