@@ -69,6 +69,12 @@ LONG_TESTS = {
     "test_the_whole_batch_on_every_process_from_any_source": "a rank's own rows",
     "ends/test_resumed_after_sigterm.py": "ends/test_sigterm.py",
     "failure/test_failure.py::"
+    "test_an_error_that_cannot_be_read_is_shown_and_named_as_far_as_it_can"
+    "[NoFacts-NoFacts: the cause-NoFacts: the cause]": "NoNotes",
+    "failure/test_failure.py::"
+    "test_an_error_that_cannot_be_read_is_shown_and_named_as_far_as_it_can"
+    "[gloo without a text-<exception str() failed>-<exception str() failed>]": "NoText",
+    "failure/test_failure.py::"
     "test_by_hand_an_orderly_end_is_quiet[together-new_interpreter]": "forked ranks",
     "failure/test_late_ranks.py::"
     "test_a_rank_whose_connection_breaks_names_the_rank_that_did_not_come": "a stopped rank",

@@ -220,12 +220,12 @@ class Sessions:
             return nullcontext()
         if threading.current_thread() is not threading.main_thread():
             raise CallProblem(
-                f"A step of model {model.name!r}, whose variables are sharded, was begun on "
-                f"thread {threading.current_thread().name!r}, which has no distribution: run fit, "
-                "evaluate and predict on the main thread; or, if that waits meanwhile, inside "
-                "`with distribution.scope():` here, after a first step on the main thread."
+                f"A step of model {model.name!r}, whose variables are sharded, was begun on thread "
+                f"{threading.current_thread().name!r}, which has no distribution: run it on the "
+                "main thread; or, if that waits, here in distribution.scope(), after a first step."
             )
-        return session.distribution.scope()  # type: ignore[no-any-return]
+        scope: AbstractContextManager[Any] = session.distribution.scope()
+        return scope
 
     def strategy_of_tensor(self, tensor: torch.Tensor) -> TorchStrategy | None:
         """Returns the strategy of the sharded `tensor`, None if it is plain."""

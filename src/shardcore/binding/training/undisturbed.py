@@ -105,9 +105,12 @@ def _is_plain_stream(stream: object) -> bool:
     if stream is None:
         return True
     is_own = type(stream).__module__.partition(".")[0].lstrip("_") in _STREAMS
-    is_replaced = "write" in getattr(stream, "__dict__", ())
-    below = getattr(stream, "buffer", None) or getattr(stream, "raw", None)
-    return is_own and not is_replaced and _is_plain_stream(below)
+    if not is_own or "write" in getattr(stream, "__dict__", ()):
+        return False  # before code of its class is asked for anything
+    try:
+        return all(_is_plain_stream(getattr(stream, name, None)) for name in ("buffer", "raw"))
+    except ValueError:  # of a stream that was detached from its buffer
+        return True
 
 
 def _is_of_library(function: object) -> bool:
