@@ -17,7 +17,7 @@ from benchmarks import memory
 from benchmarks.cases import Case
 from benchmarks.serving import Failure, serve
 from benchmarks.training import Training
-from shardcore.adapters.job.forked_ranks import free_port
+from shardcore.adapters.ranks.job.forked_ranks import free_port
 
 LOGS = Path("build/bench/logs")
 # A step of Inductor's compiler is the longest that a rank may take for one answer.

@@ -105,8 +105,8 @@ def _agreement(ranks: int) -> tuple[int, int]:
     """Returns the requests of a rank in a round of the exchange, and the bytes that it reads."""
     from torch.distributed import HashStore
 
-    from shardcore.adapters.job.rounds import Round
-    from shardcore.adapters.job.signed_store import SignedStore
+    from shardcore.adapters.ranks.job.rounds import Round
+    from shardcore.adapters.ranks.job.signed_store import SignedStore
 
     requests = read = 0
 
@@ -197,7 +197,7 @@ def _plan_seconds(ranks: int, strategy: str) -> float:
 
 def _planned(_rank: int, ranks: int, strategy: str) -> float:
     import shardcore
-    from shardcore.domain.mesh import Mesh
+    from shardcore.domain.layouts.mesh import Mesh
 
     shardcore.install(strategy)
     shardcore.plan(_model, Mesh((1, HOST), ("data", "model")))  # imports the planner

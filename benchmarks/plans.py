@@ -10,8 +10,8 @@ import attrs
 from benchmarks import cases
 from benchmarks.cases import Case
 from benchmarks.rows import Row
-from shardcore.domain.machines.machine import Machine
-from shardcore.reporting.ranking import Priced
+from shardcore.domain.cost.machine import Machine
+from shardcore.reporting.cost.ranking import Priced
 from shardcore.testing import RankFailed, run_ranks
 
 # Steps in which operators, and not Python, take most of the time.
@@ -78,7 +78,7 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 def _machine(_rank: int) -> Machine:
     import shardcore
-    from shardcore.bootstrap import machines
+    from shardcore.bootstrap.cost import machines
 
     shardcore.install()
     return machines.measure("here")

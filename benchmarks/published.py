@@ -12,13 +12,12 @@ import numpy as np
 from keras import layers
 
 from benchmarks.models import Block
-from shardcore.binding.planning.make_plan import facts_of
-from shardcore.bootstrap import machines
-from shardcore.bootstrap.search import search
-from shardcore.bootstrap.search.repeats import Repeats, trace_steps
-from shardcore.bootstrap.search.traces import PlannedCandidate, TraceRequest
-from shardcore.domain.mesh import Mesh
-from shardcore.domain.steps.cost import cost_of
+from shardcore.binding.cost.make_plan import facts_of
+from shardcore.bootstrap.cost import machines, search
+from shardcore.bootstrap.cost.repeats import Repeats, trace_steps
+from shardcore.bootstrap.cost.traces import PlannedCandidate, TraceRequest
+from shardcore.domain.cost.cost import cost_of
+from shardcore.domain.layouts.mesh import Mesh
 from shardcore.policies.candidates import Candidate
 
 

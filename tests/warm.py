@@ -27,7 +27,7 @@ import keras
 import torch
 
 import shardcore
-from shardcore.adapters.job.forked_ranks import free_port
+from shardcore.adapters.ranks.job.forked_ranks import free_port
 
 Words = Sequence[str | os.PathLike[str]]
 

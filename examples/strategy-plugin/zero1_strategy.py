@@ -7,7 +7,7 @@ shard of it and computes that shard of the update. The weight all-gathers the up
 from collections.abc import Iterable
 
 from shardcore.builtin_plugins import open_dtensor, why_no_dtensor
-from shardcore.domain.layout import Layout
+from shardcore.domain.layouts.layout import Layout
 from shardcore.ports.hookspecs import hookimpl
 from shardcore.ports.strategy import NewVariable, Strategy, StrategyEntry
 from shardcore.ports.types import Tensor

@@ -7,8 +7,8 @@ Importing shardcore loads neither torch nor Keras. `install()` does, and the fir
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from shardcore.domain.cost.collective_cost import Link as Link
 from shardcore.domain.errors import ShardcoreError as ShardcoreError
-from shardcore.domain.machines.collective_cost import Link as Link
 
 if TYPE_CHECKING:
     from shardcore.api import (  # noqa: I001 - `as` tells type checkers that it is public

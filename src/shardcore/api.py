@@ -23,15 +23,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from shardcore import bootstrap
-from shardcore.bootstrap import launching
+from shardcore.bootstrap.ranks import launching
 from shardcore.domain.errors import RankFailed
 from shardcore.ports.types import KerasModel
-from shardcore.reporting.explanation import Explanation
+from shardcore.reporting.inspection.explanation import Explanation
+from shardcore.reporting.inspection.verification import Verification
 from shardcore.reporting.status import Status
-from shardcore.reporting.verification import Verification
 
 if TYPE_CHECKING:
-    from shardcore.binding.context.session import Sessions
+    from shardcore.binding.ranks.session import Sessions
 
 ResultT = TypeVar("ResultT")
 
@@ -146,7 +146,7 @@ def explain(model: KerasModel, batch: object, step: str = "train") -> Explanatio
         >>> shardcore.explain(model, (x, y)).summary()
         'Nothing is moved between ranks: the mesh is of one device.'
     """
-    from shardcore.adapters.measurement.traffic import StepTracer
+    from shardcore.adapters.inspection import StepTracer
     from shardcore.binding.inspection.explain import explain_model
 
     return explain_model(model, batch, step, _sessions(), StepTracer)
@@ -176,7 +176,7 @@ def agree(value: object, how: Literal["any", "all", "rank 0"] = "any") -> Any:
         >>> shardcore.agree(3 > 5, "any"), shardcore.agree("step-00000012", "rank 0")
         (False, 'step-00000012')
     """
-    from shardcore.binding.context.rank_consistency import agree as agree_on_value
+    from shardcore.binding.ranks.rank_consistency import agree as agree_on_value
 
     return agree_on_value(value, how, _sessions().processes)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
-from shardcore.domain.machines.collective_cost import Link
+from shardcore.domain.cost.collective_cost import Link
 from shardcore.policies import (
     context_parallel,
     data_parallel,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from shardcore import bootstrap
 
 if TYPE_CHECKING:
-    from shardcore.adapters.launch.engines import Engines
+    from shardcore.adapters.ranks.launch.engines import Engines
 
 
 def join_engines(
@@ -40,7 +40,7 @@ def join_engines(
         >>> shardcore.join_engines(client).numbers  # doctest: +SKIP
         (0, 1)
     """
-    from shardcore.adapters.launch import engines
+    from shardcore.adapters.ranks.launch import engines
 
     return engines.join(client, devices, partial(_become_rank, strategy, options, os.getpid()))
 
@@ -56,7 +56,7 @@ def _become_rank(
         notebook: The number of the process with which this one ends.
         environment: The variables of the rank.
     """
-    from shardcore.adapters.launch import engine_rank
+    from shardcore.adapters.ranks.launch import engine_rank
 
     os.environ.update(environment)
     installation = bootstrap.install(strategy, options)

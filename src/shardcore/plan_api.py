@@ -7,14 +7,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from shardcore import bootstrap
-from shardcore.bootstrap import auto, environment, estimating, planning
+from shardcore.bootstrap import environment, planning
+from shardcore.bootstrap.cost import auto, estimating
 from shardcore.domain.errors import PolicyError
-from shardcore.domain.paths.report import RulesReport
+from shardcore.domain.layouts.paths.report import RulesReport
 from shardcore.ports.types import KerasModel, MeshLike
-from shardcore.reporting.memory import MemoryReport
+from shardcore.reporting.cost.memory import MemoryReport
 
 if TYPE_CHECKING:
-    from shardcore.binding.planning.plan import Plan
+    from shardcore.binding.cost.plan import Plan
 
 
 def plan(
@@ -35,7 +36,7 @@ def plan(
             that are built later. A distribution that it sets is passed over. Or a built model;
             the variables of the model that you build later need the same paths, so name its
             layers.
-        mesh: The `keras.distribution.DeviceMesh`; or a `shardcore.domain.mesh.Mesh`, to see
+        mesh: The `keras.distribution.DeviceMesh`; or a `shardcore.domain.layouts.mesh.Mesh`, to see
             a plan on a machine without these devices.
         policy: "data_parallel", "fully_sharded", "hybrid_sharded", "tensor_parallel",
             "sequence_parallel", "context_parallel", "expert_parallel", "per_layer", or the name of
@@ -68,7 +69,7 @@ def plan(
         EnvironmentProblem: If Keras runs on another backend.
 
     Example:
-        >>> from shardcore.domain.mesh import Mesh
+        >>> from shardcore.domain.layouts.mesh import Mesh
         >>> plan = shardcore.plan(model, Mesh((4,), ("data",)), policy="fully_sharded", small=0)
         >>> plan["net/hidden/kernel"].axes
         ('data', None)
@@ -83,7 +84,7 @@ def plan(
             f"devices={devices!r}. Give mesh= alone, or policy='auto' with devices= alone.",
             name=policy,
         )
-    from shardcore.binding.planning.make_plan import make_plan
+    from shardcore.binding.cost.make_plan import make_plan
 
     return make_plan(
         model,
@@ -113,7 +114,7 @@ def estimate_memory(plan: "Plan", model: Callable[[], KerasModel], batch: object
             fails without values.
 
     Example:
-        >>> from shardcore.domain.mesh import Mesh
+        >>> from shardcore.domain.layouts.mesh import Mesh
         >>> def build():
         ...     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
         ...     model.compile("sgd", "mse")
@@ -142,6 +143,6 @@ def rules_report(model: KerasModel) -> RulesReport | None:
         >>> shardcore.rules_report(model).unused_rules
         ()
     """
-    from shardcore.binding.planning import rules_report
+    from shardcore.binding.cost import rules_report
 
     return rules_report.rules_report(model, bootstrap.installation().binding.sessions.required())

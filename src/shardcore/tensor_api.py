@@ -6,7 +6,7 @@ The examples have the model of `shardcore.api`.
 from typing import TYPE_CHECKING, Any
 
 from shardcore import bootstrap
-from shardcore.domain.placements import ReduceOp
+from shardcore.domain.layouts.placements import ReduceOp
 from shardcore.ports.types import (
     Array,
     KerasModelT,
@@ -192,7 +192,7 @@ def parallelize_torch_module(
     Args:
         module: A `torch.nn.Module`.
         mesh: The mesh of the distribution that is set: the Keras `DeviceMesh`, the
-            `shardcore.domain.mesh.Mesh` or the torch `DeviceMesh`.
+            `shardcore.domain.layouts.mesh.Mesh` or the torch `DeviceMesh`.
         rules: A `LayoutMap`, a dict or pairs: keys, and a `TensorLayout` or a tuple of axis
             names, one entry per dim.
 

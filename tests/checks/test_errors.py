@@ -121,7 +121,7 @@ def test_errors_under_the_root_class_pass_the_check(source: str) -> None:
 
 # The functions that print, or make a log, each with its reason.
 ALLOWED = {
-    "binding/captured/python_state/walk.py: getLogger in visit_environment": "reads users' loggers",
+    "binding/capture/python_state/walk.py: getLogger in visit_environment": "reads users' loggers",
     "cli/__init__.py: sys.stdout.write in _print": "cleans what it prints",
     "reporting/errors.py: sys.stderr.write in say": "likewise",
     "reporting/errors.py: getLogger in _strip": "asks for the level",

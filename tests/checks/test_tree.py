@@ -115,5 +115,5 @@ def test_the_check_bites(tmp_path):
     (tmp_path / "m0.py").write_text("x = 1\n" * (MOST_LINES + 1))
     assert large_folders(tmp_path) == {".": MOST_FILES + 1}
     assert odd_files(tmp_path) == {"m0.py": MOST_LINES + 1}
-    text = "`tests/checks/test_tree.py`, `domain/mesh.py` and `domain/meshes.py`"
+    text = "`tests/checks/test_tree.py`, `domain/layouts/mesh.py` and `domain/meshes.py`"
     assert missing_files(text) == ["domain/meshes.py"]

@@ -10,7 +10,7 @@ import torch
 
 import shardcore
 from shardcore.adapters.engine.tensor import ShardedTensor
-from shardcore.adapters.job import devices
+from shardcore.adapters.ranks.job import devices
 from shardcore.testing import RankFailed, run_ranks
 
 # What the tests run under; `SHARDCORE_TEST_STRATEGY=manual pytest tests/distributed` has the other.

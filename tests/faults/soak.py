@@ -20,7 +20,7 @@ import keras
 import torch
 
 import shardcore
-from shardcore.adapters.job.forked_ranks import free_port
+from shardcore.adapters.ranks.job.forked_ranks import free_port
 from tests.faults.kinds import Kind
 
 RANKS, BATCH, ROWS = 2, 16, 1024

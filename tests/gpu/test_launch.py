@@ -18,9 +18,9 @@ import pytest
 import torch
 
 import shardcore
-from shardcore.adapters.job import forked_ranks
+from shardcore.adapters.ranks.job import forked_ranks
 from shardcore.domain.errors import EnvironmentProblem, RankFailed
-from shardcore.domain.mesh import Mesh
+from shardcore.domain.layouts.mesh import Mesh
 from shardcore.testing import run_ranks
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="it is about a GPU")

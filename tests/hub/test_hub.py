@@ -14,9 +14,9 @@ import pytest
 
 import shardcore
 from shardcore.binding import keras_private
-from shardcore.binding.planning.make_plan import describe
-from shardcore.domain.mesh import Mesh
-from shardcore.domain.steps.capture import State
+from shardcore.binding.cost.make_plan import describe
+from shardcore.domain.capture import State
+from shardcore.domain.layouts.mesh import Mesh
 from shardcore.testing import run_ranks
 from tests.hub.activities import compare, distribute
 from tests.hub.models import CASES, prompt_for

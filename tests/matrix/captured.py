@@ -14,7 +14,7 @@ import numpy as np
 from attrs import define, field, frozen
 
 import shardcore
-from shardcore.binding.captured import step as captured_step
+from shardcore.binding.capture import step as captured_step
 from tests.matrix import parity, strategies
 from tests.matrix.forks import run_all
 from tests.matrix.outcomes import Outcome

@@ -10,8 +10,8 @@ import torch
 from keras import tree
 
 import shardcore
-from shardcore.domain.layout import Layout
-from shardcore.domain.mesh import Mesh
+from shardcore.domain.layouts.layout import Layout
+from shardcore.domain.layouts.mesh import Mesh
 from shardcore.ports.strategy import ShardedTensors
 from shardcore.ports.world import World
 from tests.matrix import counting, strategies

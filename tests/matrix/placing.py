@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from shardcore.domain.layout import Layout
-from shardcore.domain.mesh import Mesh
+from shardcore.domain.layouts.layout import Layout
+from shardcore.domain.layouts.mesh import Mesh
 from shardcore.ports.strategy import ShardedTensors
 from shardcore.ports.world import World
 

@@ -5,7 +5,7 @@ import sys
 import torch
 
 from shardcore.builtin_plugins import open_dtensor
-from shardcore.domain.layout import Layout
+from shardcore.domain.layouts.layout import Layout
 from shardcore.ports.hookspecs import hookimpl
 from shardcore.ports.strategy import StrategyEntry
 from shardcore.strategies.sharded import ShardedStrategy

@@ -7,10 +7,10 @@ import attrs
 import keras
 
 from shardcore.binding import keras_private
-from shardcore.binding.context.session import Sessions
 from shardcore.binding.keras_private.patches import replaces_value
+from shardcore.binding.ranks.session import Sessions
 from shardcore.domain.errors import LayoutError, MeshError
-from shardcore.domain.layout import Layout
+from shardcore.domain.layouts.layout import Layout
 from shardcore.ports.types import Array
 from shardcore.ports.world import Processes, World
 

@@ -8,16 +8,16 @@ import keras
 import torch
 
 from shardcore.binding import keras_private
-from shardcore.binding.context import rank_consistency
-from shardcore.binding.context.session import Session, Sessions
 from shardcore.binding.data import batches
+from shardcore.binding.engine import adoption
+from shardcore.binding.engine.variable import full_tensor, store_variable
 from shardcore.binding.keras_private.variables import set_tensor, tensor_of
+from shardcore.binding.ranks import rank_consistency
+from shardcore.binding.ranks.session import Session, Sessions
 from shardcore.binding.torch_modules import wrapper
-from shardcore.binding.variables import adoption
-from shardcore.binding.variables.variable import full_tensor, store_variable
 from shardcore.domain.errors import LayoutError
-from shardcore.domain.layout import Layout
-from shardcore.domain.placements import ReduceOp
+from shardcore.domain.layouts.layout import Layout
+from shardcore.domain.layouts.placements import ReduceOp
 from shardcore.ports.types import Array, LayoutLike
 
 Tensor = torch.Tensor  # by which `shardcore.tensor_api` names the class without an import of torch

@@ -11,11 +11,11 @@ import torch
 
 from shardcore.binding import keras_private, patch_table
 from shardcore.binding.backend_library import BackendLibrary
-from shardcore.binding.context.ambient import AmbientScope
-from shardcore.binding.context.session import Sessions
-from shardcore.binding.files.transformers import TransformersExport
+from shardcore.binding.capture.while_loops import WhileLoops
+from shardcore.binding.checkpoints.files.transformers import TransformersExport
 from shardcore.binding.keras_private.patches import Replacement
-from shardcore.binding.layers.while_loops import WhileLoops
+from shardcore.binding.ranks.ambient import AmbientScope
+from shardcore.binding.ranks.session import Sessions
 from shardcore.binding.training import loops
 from shardcore.binding.training.ends import Ends
 from shardcore.binding.training.loss_scaling import LossScaling

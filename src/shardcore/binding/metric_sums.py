@@ -16,7 +16,7 @@ from shardcore.binding.keras_private.patches import replaces
 from shardcore.binding.keras_private.variables import set_tensor, tensor_of
 from shardcore.binding.trainer_run import TrainerRun
 from shardcore.binding.types import Original, TorchStrategy
-from shardcore.domain.layout import Layout, PartialAxes
+from shardcore.domain.layouts.layout import Layout, PartialAxes
 from shardcore.ports.measurement import reduction_scope
 from shardcore.ports.world import World
 

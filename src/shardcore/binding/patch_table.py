@@ -3,19 +3,20 @@
 from collections.abc import Iterable
 from types import ModuleType
 
-from shardcore.binding import backend_library, keras_private, layout_map, metric_sums
+from shardcore.binding import backend_library, keras_private, metric_sums
+from shardcore.binding import layouts as layout_map
+from shardcore.binding.capture import slices, while_loops
 from shardcore.binding.checkpoints import backup
-from shardcore.binding.context import ambient, disabled
+from shardcore.binding.checkpoints.files import callbacks, loading, saving
+from shardcore.binding.cost import make_plan
 from shardcore.binding.data import batches, data_adapters
-from shardcore.binding.files import callbacks, loading, saving
+from shardcore.binding.engine import adoption, initial, operations, products, quantized, variable
 from shardcore.binding.inspection import explained_step
 from shardcore.binding.keras_private import rebinding, shapes
 from shardcore.binding.keras_private.patches import Replacement, declared_in
-from shardcore.binding.layers import calls, operations, products, slices, while_loops
-from shardcore.binding.planning import make_plan
+from shardcore.binding.ranks import ambient, disabled
 from shardcore.binding.torch_modules import wrapper
-from shardcore.binding.training import ends, loops, loss_scaling, optimizer_updates, steps
-from shardcore.binding.variables import adoption, initial, quantized, variable
+from shardcore.binding.training import calls, ends, loops, loss_scaling, optimizer_updates, steps
 
 
 def _declared_in(modules: Iterable[ModuleType]) -> tuple[Replacement, ...]:

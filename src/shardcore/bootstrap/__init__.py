@@ -87,11 +87,11 @@ def install(strategy: str, options: dict[str, object]) -> Installation:
         entry, passed_over = plugins.choose(strategy, loaded.strategies)
         entry = plugins.with_options(entry, options)
         from shardcore.adapters.capture.running.program import TraceCapture
-        from shardcore.adapters.processes import TorchProcesses
-        from shardcore.adapters.update_on_device import update_on_device
+        from shardcore.adapters.engine.update_on_device import update_on_device
+        from shardcore.adapters.ranks.processes import TorchProcesses
 
         with environment.keras_imported():
-            from shardcore.adapters.torch_functions import replace_functions
+            from shardcore.adapters.engine.torch_functions import replace_functions
             from shardcore.binding.install import Binding
 
         processes = TorchProcesses()
@@ -125,7 +125,7 @@ def uninstall() -> None:
 
 def simulate(ranks: int) -> None:
     """Makes this process rank 0 of simulated ranks, before it joins a job."""
-    from shardcore.adapters.job import process_group
+    from shardcore.adapters.ranks.job import process_group
 
     process_group.simulate(ranks)
 

@@ -8,7 +8,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from shardcore import bootstrap
 from shardcore.bootstrap import plugins
 from shardcore.domain.errors import PolicyError, ShardcoreError, describe_error
-from shardcore.domain.mesh import Mesh
+from shardcore.domain.layouts.mesh import Mesh
 from shardcore.policies.rules import PlannedRules, complete, rules
 from shardcore.ports.model import LayerFacts
 from shardcore.ports.policy import Choice, PolicyEntry

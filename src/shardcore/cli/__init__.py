@@ -9,7 +9,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from shardcore import api, bootstrap, plan_api
-from shardcore.bootstrap import machines
+from shardcore.bootstrap.cost import machines
 from shardcore.cli import checkpoints, plans, scripts
 from shardcore.cli.arguments import (
     DEFAULT_POLICY,
@@ -21,11 +21,11 @@ from shardcore.cli.arguments import (
 )
 from shardcore.cli.scripts import BATCH, build_model, function_of, load_script
 from shardcore.domain.errors import ShardcoreError, printable
+from shardcore.reporting.cost.machine import MachineReport
 from shardcore.reporting.errors import show_user_frames
-from shardcore.reporting.explanation import Explanation
-from shardcore.reporting.machine import MachineReport
+from shardcore.reporting.inspection.explanation import Explanation
+from shardcore.reporting.inspection.verification import Verification
 from shardcore.reporting.status import Status
-from shardcore.reporting.verification import Verification
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

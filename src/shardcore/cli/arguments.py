@@ -13,7 +13,7 @@ from shardcore import __version__
 from shardcore.bootstrap import plugins
 from shardcore.cli import checkpoints
 from shardcore.domain.errors import ShardcoreError
-from shardcore.domain.mesh import Mesh
+from shardcore.domain.layouts.mesh import Mesh
 from shardcore.ports.policy import PolicyEntry
 from shardcore.ports.strategy import StrategyEntry
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shardcore import api, bootstrap, plan_api
-from shardcore.bootstrap import auto
+from shardcore.bootstrap.cost import auto
 from shardcore.cli import scripts
 from shardcore.cli.arguments import (
     DEFAULT_BATCH,
@@ -18,7 +18,7 @@ from shardcore.cli.arguments import (
     parse_target,
 )
 from shardcore.cli.scripts import BATCH, function_of, load_script
-from shardcore.domain.job import resolve_job
+from shardcore.domain.ranks.job import resolve_job
 
 
 def run(options: argparse.Namespace) -> tuple[int, str]:

@@ -11,8 +11,8 @@ from typing import Any
 
 from shardcore import bootstrap
 from shardcore.cli.arguments import UsageError
-from shardcore.domain.job import resolve_job
-from shardcore.domain.mesh import Mesh
+from shardcore.domain.layouts.mesh import Mesh
+from shardcore.domain.ranks.job import resolve_job
 
 BATCH = "the global batch, --batch FUNCTION"
 

@@ -1,1 +1,1 @@
-"""Meshes, layouts, rules, steps and machines as pure data. Every folder may import all of it."""
+"""Layouts, operators, steps, ranks and checkpoints as pure data, a folder for each subject."""

@@ -2,8 +2,8 @@
 
 Inputs and norms name the sharding, and all layers between them keep it: a layer that computes
 tokens separately needs nothing else, and attention passes keys and values on around a ring
-(`domain.planner.ring`). Each rank holds all variables, or parts of them: over `shard` as with
-`fully_sharded`, or over `tensor` as with `tensor_parallel`, where each ring has some of the heads.
+(`domain.engine.planner.ring`). Each rank holds all variables, or parts of them: over `shard` as
+with `fully_sharded`, or over `tensor` as with `tensor_parallel`, where a ring has some heads.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import attrs
 
 from shardcore.domain.errors import PolicyError
-from shardcore.domain.mesh import Mesh
+from shardcore.domain.layouts.mesh import Mesh
 from shardcore.policies import fully_sharded, tensor_parallel
 from shardcore.policies.layers.tokens import Roles
 from shardcore.policies.specs import SMALL, all_replicated, batch_axis, model_axis

@@ -1,6 +1,6 @@
 """Policy `data_parallel`: every rank holds every variable, and computes on its own rows."""
 
-from shardcore.domain.mesh import Mesh
+from shardcore.domain.layouts.mesh import Mesh
 from shardcore.policies.specs import all_replicated, batch_axis
 from shardcore.ports.model import LayerFacts
 from shardcore.ports.policy import Choice

@@ -2,12 +2,12 @@
 
 The axis that shards experts shards the batch too, so that all other layers compute as in data
 parallelism. Where tokens that are sharded by groups meet experts, the planner exchanges the tokens
-by an all-to-all, and back behind them (`domain.planner.call.Call.separate`). A gradient of an
-expert is complete on its rank, and is summed over the other axes of the batch only.
+by an all-to-all, and back behind them (`domain.engine.planner.call.Call.separate`). A gradient of
+an expert is complete on its rank, and is summed over the other axes of the batch only.
 """
 
 from shardcore.domain.errors import PolicyError
-from shardcore.domain.mesh import Mesh
+from shardcore.domain.layouts.mesh import Mesh
 from shardcore.policies import fully_sharded
 from shardcore.policies.layers.linear import Bank, bank_of, einsum_bank
 from shardcore.policies.specs import SMALL, all_replicated, sharded

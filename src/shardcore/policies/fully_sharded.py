@@ -3,7 +3,7 @@
 A variable is all-gathered for each use, and its gradient is reduce-scattered.
 """
 
-from shardcore.domain.mesh import Mesh
+from shardcore.domain.layouts.mesh import Mesh
 from shardcore.policies.specs import SMALL, batch_axis, replicated
 from shardcore.ports.model import LayerFacts, VariableFacts
 from shardcore.ports.policy import Choice, Spec

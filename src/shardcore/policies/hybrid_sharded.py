@@ -7,7 +7,7 @@ kernels over it first. The batch is sharded over `("replica", "shard")`.
 """
 
 from shardcore.domain.errors import PolicyError
-from shardcore.domain.mesh import Mesh
+from shardcore.domain.layouts.mesh import Mesh
 from shardcore.policies import fully_sharded, tensor_parallel
 from shardcore.policies.specs import SMALL, all_replicated
 from shardcore.ports.model import LayerFacts, VariableFacts

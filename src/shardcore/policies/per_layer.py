@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
 from shardcore.domain.errors import PolicyError
-from shardcore.domain.mesh import Mesh
-from shardcore.domain.paths.rules import PathRules
+from shardcore.domain.layouts.mesh import Mesh
+from shardcore.domain.layouts.paths.rules import PathRules
 from shardcore.policies import fully_sharded, hybrid_sharded, tensor_parallel
 from shardcore.policies.specs import SMALL, all_replicated
 from shardcore.ports.model import LayerFacts

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 import attrs
 
 from shardcore.domain.errors import LayoutError, PolicyError
-from shardcore.domain.layout import Layout
-from shardcore.domain.mesh import Mesh
-from shardcore.domain.paths.key import METACHARACTERS
-from shardcore.domain.paths.rules import PathRules
+from shardcore.domain.layouts.layout import Layout
+from shardcore.domain.layouts.mesh import Mesh
+from shardcore.domain.layouts.paths.key import METACHARACTERS
+from shardcore.domain.layouts.paths.rules import PathRules
 from shardcore.policies.specs import replicated
 from shardcore.ports.model import LayerFacts, VariableFacts
 from shardcore.ports.policy import Choice, Spec

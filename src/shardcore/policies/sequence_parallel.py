@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import attrs
 
 from shardcore.domain.errors import PolicyError
-from shardcore.domain.mesh import Mesh
+from shardcore.domain.layouts.mesh import Mesh
 from shardcore.policies import tensor_parallel
 from shardcore.policies.layers.tokens import Flow, Roles
 from shardcore.policies.specs import SMALL, batch_axis, model_axis

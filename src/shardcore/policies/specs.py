@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from shardcore.domain.errors import PolicyError
-from shardcore.domain.mesh import Mesh
+from shardcore.domain.layouts.mesh import Mesh
 from shardcore.ports.model import VariableFacts
 from shardcore.ports.policy import Choice, Spec
 

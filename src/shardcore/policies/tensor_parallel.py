@@ -6,7 +6,7 @@ save memory, but move activations. To do so, edit the plan.
 
 import attrs
 
-from shardcore.domain.mesh import Mesh
+from shardcore.domain.layouts.mesh import Mesh
 from shardcore.policies.layers.attention import attentions
 from shardcore.policies.layers.linear import Bank, Linear, bank_of
 from shardcore.policies.layers.regions import Region, block_regions, graph_heads, graph_regions

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from shardcore.domain.errors import ShardcoreError, StrategyError, describe_error
-from shardcore.domain.layout import Layout
+from shardcore.domain.layouts.layout import Layout
 from shardcore.ports.strategy import NewVariable, Strategy, StrategyEntry, Tensors
 from shardcore.ports.types import TensorT
 from shardcore.ports.world import World

@@ -10,10 +10,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import attrs
 
-from shardcore.domain.explanation.reasons import CollectiveFacts
-from shardcore.domain.layout import Layout
-from shardcore.domain.mesh import Mesh
-from shardcore.domain.steps.events import Allocation, Kind, Stored, TracedStep
+from shardcore.domain.cost.events import Allocation, Kind, Stored, TracedStep
+from shardcore.domain.cost.reasons import CollectiveFacts
+from shardcore.domain.layouts.layout import Layout
+from shardcore.domain.layouts.mesh import Mesh
 from shardcore.ports.types import TensorT_contra
 
 _T = TypeVar("_T")

@@ -5,7 +5,7 @@ from typing import Any
 
 import attrs
 
-from shardcore.domain.variable_size import VariableSize
+from shardcore.domain.layouts.variable_size import VariableSize
 
 
 @attrs.frozen

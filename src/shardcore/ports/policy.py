@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import attrs
 
-from shardcore.domain.spec import DimSpec
+from shardcore.domain.layouts.spec import DimSpec
 from shardcore.ports import entries
 
 # The version of the contract of policies that this release has.

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import attrs
 
-from shardcore.domain.layout import Layout
+from shardcore.domain.layouts.layout import Layout
 from shardcore.ports import entries
 from shardcore.ports.types import TensorT
 
@@ -108,7 +108,7 @@ class Strategy(Tensors[TensorT], Protocol[TensorT]):
     contract.
 
     Example:
-        >>> from shardcore.domain.mesh import Mesh
+        >>> from shardcore.domain.layouts.mesh import Mesh
         >>> class Replicated:
         ...     def storage(self, variable):
         ...         return Layout.replicated(variable.layout.mesh, len(variable.shape))

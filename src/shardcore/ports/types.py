@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, Self, TypeVar
 
-from shardcore.domain.mesh import Mesh
-from shardcore.domain.spec import DimSpec
+from shardcore.domain.layouts.mesh import Mesh
+from shardcore.domain.layouts.spec import DimSpec
 
 
 class Array(Protocol):

@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 import attrs
 
 from shardcore.domain.errors import MeshError
-from shardcore.domain.mesh import Mesh
+from shardcore.domain.layouts.mesh import Mesh
 
 _Fact = TypeVar("_Fact")
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import attrs
 from rich.table import Table
 
-from shardcore.domain.machines.collective_cost import ranks_by_host
+from shardcore.domain.cost.collective_cost import ranks_by_host
 from shardcore.reporting.tables import Column, Report, build
 
 ENGINE_COLUMNS = (

@@ -5,7 +5,7 @@ from typing import Generic
 
 import attrs
 
-from shardcore.domain.layout import Layout
+from shardcore.domain.layouts.layout import Layout
 from shardcore.ports.strategy import NewVariable, ShardedTensors
 from shardcore.ports.types import TensorT
 

@@ -6,7 +6,7 @@ from typing import Generic
 import attrs
 
 from shardcore.domain.errors import StrategyError
-from shardcore.domain.layout import Layout
+from shardcore.domain.layouts.layout import Layout
 from shardcore.ports.strategy import NewVariable
 from shardcore.ports.types import TensorT
 from shardcore.ports.world import World
@@ -23,7 +23,7 @@ class SingleDeviceStrategy(Generic[TensorT]):
         StrategyError: If the mesh has several ranks.
 
     Example:
-        >>> from shardcore.domain.mesh import Mesh
+        >>> from shardcore.domain.layouts.mesh import Mesh
         >>> single = SingleDeviceStrategy(World(Mesh((1,), ("data",)), (0,), 0, "cpu"))
         >>> single.layout("any tensor") is None  # plain
         True

@@ -7,7 +7,7 @@ from shardcore.domain.errors import RankFailed
 from shardcore.testing.ranks import run_ranks
 
 if TYPE_CHECKING:
-    from shardcore.adapters.measurement.traffic import Traffic
+    from shardcore.adapters.inspection import Traffic
     from shardcore.testing.contract import StrategyContract
 
 __all__ = ["RankFailed", "StrategyContract", "count_collectives", "run_ranks"]
@@ -38,6 +38,6 @@ def count_collectives() -> AbstractContextManager["Traffic"]:
         >>> dict(traffic.calls), traffic.operand_bytes["all_reduce"]
         ({}, 0)
     """
-    from shardcore.adapters.measurement import traffic
+    from shardcore.adapters import inspection as traffic
 
     return traffic.count_collectives()

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from shardcore.bootstrap import launching
+from shardcore.bootstrap.ranks import launching
 
 _Result = TypeVar("_Result")
 
@@ -44,6 +44,6 @@ def run_ranks(
         >>> run_ranks(lambda rank, base: base + rank, 2, 10, init=False)
         [10, 11]
     """
-    from shardcore.adapters.job.started_ranks import Case
+    from shardcore.adapters.ranks.job.started_ranks import Case
 
     return launching.run_ranks(Case(fn, args, timeout, init), world_size)

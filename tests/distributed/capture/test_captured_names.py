@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import shardcore
-from shardcore.binding.captured import reports
+from shardcore.binding.capture import reports
 from shardcore.testing import run_ranks
 from tests.distributed.capture import stale_constants
 from tests.distributed.capture.stale_constants import RATE

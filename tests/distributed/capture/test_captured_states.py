@@ -12,8 +12,8 @@ import torch
 
 from shardcore.adapters.capture.running.program import RecordedProgram, TraceCapture
 from shardcore.adapters.capture.trace.trace import Trace
-from shardcore.binding.captured.cache import CacheEntry
-from shardcore.domain.steps.capture import TRANSITIONS, Event, Payback, State, TracesDiffer
+from shardcore.binding.capture.cache import CacheEntry
+from shardcore.domain.capture import TRANSITIONS, Event, Payback, State, TracesDiffer
 from shardcore.testing import run_ranks
 from tests.distributed.capture.steps import (
     Spy,

@@ -12,7 +12,7 @@ from shardcore.adapters.capture.passes import checks
 from shardcore.adapters.capture.passes.checks import with_checks
 from shardcore.adapters.capture.passes.collectives import with_late_waits
 from shardcore.adapters.torch_private import collectives
-from shardcore.binding.captured import cache
+from shardcore.binding.capture import cache
 from shardcore.testing import run_ranks
 from tests.distributed.capture.reading_layers import LAYERS, dense, network
 from tests.distributed.capture.steps import (

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import shardcore
-from shardcore.domain.layout import Layout
-from shardcore.domain.mesh import Mesh
+from shardcore.domain.layouts.layout import Layout
+from shardcore.domain.layouts.mesh import Mesh
 from shardcore.testing import count_collectives, run_ranks
 from tests import cuda_recurrent
 from tests.distributed.cuda.recurrent_cases import (

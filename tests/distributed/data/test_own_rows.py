@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import shardcore
-from shardcore.adapters.job.forked_ranks import free_port
+from shardcore.adapters.ranks.job.forked_ranks import free_port
 from shardcore.domain.errors import RankMismatchError
 from shardcore.testing import run_ranks
 from tests.distributed.programs import as_arrays, assert_close

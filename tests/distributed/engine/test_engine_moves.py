@@ -7,9 +7,9 @@ from shardcore.adapters.engine.library import open_engine
 from shardcore.adapters.engine.redistribution import gather_in_pieces
 from shardcore.adapters.engine.tensor_classes.dtensors import DTensors
 from shardcore.adapters.engine.tensor_classes.local_shards import LocalShards
-from shardcore.domain.layout import Layout
-from shardcore.domain.mesh import Mesh
-from shardcore.domain.placements import Segments
+from shardcore.domain.layouts.layout import Layout
+from shardcore.domain.layouts.mesh import Mesh
+from shardcore.domain.layouts.placements import Segments
 from shardcore.ports.world import World
 from shardcore.testing import count_collectives, run_ranks
 

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import torch
 
-from shardcore.adapters import fallback
+from shardcore.adapters.engine import fallback
 from shardcore.testing import run_ranks
 from tests.distributed.programs import distribute
 

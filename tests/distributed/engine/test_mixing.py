@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import shardcore
-from shardcore.adapters import fallback
+from shardcore.adapters.engine import fallback
 from shardcore.testing import run_ranks
 from tests.distributed.programs import as_arrays, assert_close, distribute, local_shapes, placements
 

@@ -7,8 +7,8 @@ import torch
 import shardcore
 from shardcore.adapters.engine.redistributed import UnshardedWeights
 from shardcore.adapters.engine.redistribution import Redistribution
-from shardcore.domain.layout import Layout
-from shardcore.domain.steps.held_weights import WeightSize
+from shardcore.domain.engine.held_weights import WeightSize
+from shardcore.domain.layouts.layout import Layout
 from shardcore.testing import count_collectives, run_ranks
 from tests.distributed.programs import distribute
 

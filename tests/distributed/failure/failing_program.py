@@ -6,9 +6,9 @@ import time
 PROGRAM = r"""
 import os, resource, signal, sys, time
 import torch, torch.distributed as dist
-from shardcore.adapters.job import exchange, process_group
-from shardcore.adapters.failure.watch import FailureWatch
-from shardcore.domain.job import resolve_job
+from shardcore.adapters.ranks.job import exchange, process_group
+from shardcore.adapters.ranks.failure.watch import FailureWatch
+from shardcore.domain.ranks.job import resolve_job
 
 failing, how, meanwhile, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
 process_group.start(resolve_job(environ=os.environ))

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from shardcore.adapters.job import exchange, process_group
+from shardcore.adapters.ranks.job import exchange, process_group
 from shardcore.domain.errors import ArgumentProblem
-from shardcore.domain.job import resolve_job
+from shardcore.domain.ranks.job import resolve_job
 from shardcore.testing import run_ranks
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from shardcore.adapters.failure.watch import FailureWatch
-from shardcore.adapters.job.forked_ranks import free_port
+from shardcore.adapters.ranks.failure.watch import FailureWatch
+from shardcore.adapters.ranks.job.forked_ranks import free_port
 from shardcore.testing import run_ranks
 from tests import warm
 from tests.distributed.failure.failing_program import PROGRAM, Outcome, environment

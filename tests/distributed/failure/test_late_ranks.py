@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.failure import heartbeats, watch
-from shardcore.adapters.failure.requests import within
-from shardcore.adapters.job import exchange
-from shardcore.adapters.job.forked_ranks import free_port
+from shardcore.adapters.ranks.failure import heartbeats, watch
+from shardcore.adapters.ranks.failure.requests import within
+from shardcore.adapters.ranks.job import exchange
+from shardcore.adapters.ranks.job.forked_ranks import free_port
 from shardcore.testing import RankFailed, run_ranks
 from tests.distributed.programs import distribute
 

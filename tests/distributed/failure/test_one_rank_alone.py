@@ -11,8 +11,8 @@ import torch.distributed as dist
 from keras import layers
 
 import shardcore
-from shardcore.adapters.failure import main_thread
-from shardcore.adapters.job import exchange
+from shardcore.adapters.ranks.failure import main_thread
+from shardcore.adapters.ranks.job import exchange
 from shardcore.domain.errors import RankMismatchError
 from shardcore.testing import RankFailed, run_ranks
 from tests.distributed.programs import distribute

@@ -10,11 +10,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardcore.adapters.job import devices, exchange, process_group, rendezvous
-from shardcore.adapters.job.forked_ranks import free_port
+from shardcore.adapters.ranks.job import devices, exchange, process_group, rendezvous
+from shardcore.adapters.ranks.job.forked_ranks import free_port
 from shardcore.adapters.torch_private import runs_on_gloo
 from shardcore.domain.errors import EnvironmentProblem
-from shardcore.domain.job import Job, resolve_job
+from shardcore.domain.ranks.job import Job, resolve_job
 from shardcore.reporting import errors
 from shardcore.testing import run_ranks
 from tests import warm
@@ -182,9 +182,9 @@ def test_a_wrong_interface_is_said_also_if_the_others_never_come(monkeypatch):
 BUSY_AT_THE_END = """
 import ctypes, hashlib, os, time
 import torch, torch.distributed as dist
-from shardcore.adapters.job import exchange, process_group
+from shardcore.adapters.ranks.job import exchange, process_group
 from shardcore.adapters.torch_private import runs_on_gloo
-from shardcore.domain.job import resolve_job
+from shardcore.domain.ranks.job import resolve_job
 
 def put_away(_):
     for _ in range(4):  # without the interpreter, which this thread of gloo needs in between

@@ -4,8 +4,8 @@ from tests import warm
 
 PROGRAM = """
 import os, signal, sys, time
-from shardcore.adapters.job import exchange, process_group
-from shardcore.domain.job import resolve_job
+from shardcore.adapters.ranks.job import exchange, process_group
+from shardcore.domain.ranks.job import resolve_job
 
 rank, first = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
 if rank == 1 and not first:

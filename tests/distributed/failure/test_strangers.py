@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
-from shardcore.adapters.failure.watch import FailureWatch
-from shardcore.adapters.job import exchange, process_group
+from shardcore.adapters.ranks.failure.watch import FailureWatch
+from shardcore.adapters.ranks.job import exchange, process_group
 from shardcore.domain.errors import EnvironmentProblem
-from shardcore.domain.job import resolve_job
+from shardcore.domain.ranks.job import resolve_job
 from shardcore.testing import run_ranks
 
 

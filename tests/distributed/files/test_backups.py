@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import shardcore
-from shardcore.adapters.processes import TorchProcesses
+from shardcore.adapters.ranks.processes import TorchProcesses
 from shardcore.domain.errors import CheckpointError
 from shardcore.testing import RankFailed, run_ranks
 from tests.distributed.files.test_files_after_a_crash import X, build, distribute

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from shardcore import bootstrap
-from shardcore.binding.files.callbacks import OneWriter
+from shardcore.binding.checkpoints.files.callbacks import OneWriter
 from shardcore.testing import run_ranks
 from tests.distributed.programs import distribute
 from tests.distributed.regression import X

@@ -7,8 +7,8 @@ from keras import ops
 
 import shardcore
 from shardcore.binding import keras_private
-from shardcore.binding.captured.step import CapturedStep
-from shardcore.domain.steps.capture import State
+from shardcore.binding.capture.step import CapturedStep
+from shardcore.domain.capture import State
 from shardcore.testing import run_ranks
 from tests.distributed.generation.decoders import LENGTH, MESHES, PROMPT, decoder, states
 from tests.distributed.programs import as_arrays

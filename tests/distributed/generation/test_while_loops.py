@@ -7,7 +7,7 @@ import torch
 from keras import layers, ops
 
 import shardcore
-from shardcore.domain.steps.capture import State
+from shardcore.domain.capture import State
 from shardcore.testing import run_ranks
 from tests.distributed.generation.decoders import MESHES, PROMPT, decoder, states
 from tests.distributed.programs import as_arrays, assert_close, distribute

@@ -6,9 +6,9 @@ import torch
 from shardcore.adapters.engine.library import open_engine
 from shardcore.adapters.engine.tensor_classes.dtensors import DTensors
 from shardcore.domain.errors import ShardedTensorError
-from shardcore.domain.layout import Layout
-from shardcore.domain.mesh import Mesh
-from shardcore.domain.placements import Segments
+from shardcore.domain.layouts.layout import Layout
+from shardcore.domain.layouts.mesh import Mesh
+from shardcore.domain.layouts.placements import Segments
 from shardcore.ports.world import World
 from shardcore.testing import run_ranks
 

@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 from keras import distribution as kd
 
-from shardcore.adapters.job.forked_ranks import free_port
+from shardcore.adapters.ranks.job.forked_ranks import free_port
 from shardcore.domain.errors import EnvironmentProblem, MeshError
 from tests.distributed.keras_distribution.installed import installed, without_launcher
 

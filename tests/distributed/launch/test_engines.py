@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import shardcore
-from shardcore.adapters.launch import engines
-from shardcore.adapters.launch.engines import EngineFacts
+from shardcore.adapters.ranks.launch import engines
+from shardcore.adapters.ranks.launch.engines import EngineFacts
 from shardcore.domain.errors import EnvironmentProblem
 from tests.checks.tree import ROOT
 from tests.distributed.launch.notebooks import run

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import shardcore
-from shardcore.adapters.job import forked_ranks
-from shardcore.adapters.launch import process_state
+from shardcore.adapters.ranks.job import forked_ranks
+from shardcore.adapters.ranks.launch import process_state
 from shardcore.domain.errors import EnvironmentProblem
-from shardcore.domain.mesh import Mesh
+from shardcore.domain.layouts.mesh import Mesh
 from shardcore.testing import run_ranks
 from tests import warm
 

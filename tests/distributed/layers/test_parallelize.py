@@ -13,7 +13,7 @@ from torch import nn
 import shardcore
 from shardcore.binding.training.loops import COMPARED
 from shardcore.domain.errors import ArgumentProblem, CallProblem, LayoutError, MeshError, RuleError
-from shardcore.domain.mesh import Mesh
+from shardcore.domain.layouts.mesh import Mesh
 from shardcore.testing import count_collectives, run_ranks
 from tests.distributed.layers.torch_zoo import MEGATRON, ROWS, Text, mlp, wrapped
 from tests.distributed.programs import STRATEGY, assert_close, distribute, placements

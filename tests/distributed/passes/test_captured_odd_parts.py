@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 from shardcore.adapters.capture.running import program
-from shardcore.binding.captured import step as captured_step
+from shardcore.binding.capture import step as captured_step
 from shardcore.testing import run_ranks
 from tests.distributed.traffic.moved import compiled, distribute, numbers
 

@@ -5,7 +5,7 @@ import numpy as np
 from keras import layers
 
 import shardcore
-from shardcore.domain.mesh import Mesh
+from shardcore.domain.layouts.mesh import Mesh
 from shardcore.testing import run_ranks
 
 MESH = Mesh((2, 4), ("data", "model"))

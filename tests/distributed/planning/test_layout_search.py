@@ -7,13 +7,12 @@ import attrs
 import pytest
 
 import shardcore
-from shardcore.adapters.job import devices
-from shardcore.binding.planning.make_plan import facts_of
-from shardcore.bootstrap import auto, machines
-from shardcore.bootstrap.search import search
-from shardcore.bootstrap.search.repeats import Repeats, trace_steps
-from shardcore.bootstrap.search.traces import TraceRequest
-from shardcore.domain.mesh import Mesh
+from shardcore.adapters.ranks.job import devices
+from shardcore.binding.cost.make_plan import facts_of
+from shardcore.bootstrap.cost import auto, machines, search
+from shardcore.bootstrap.cost.repeats import Repeats, trace_steps
+from shardcore.bootstrap.cost.traces import TraceRequest
+from shardcore.domain.layouts.mesh import Mesh
 from shardcore.policies.candidates import Candidate
 from shardcore.policies.layers.regions import layer_groups
 from shardcore.testing import run_ranks

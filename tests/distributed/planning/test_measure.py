@@ -5,10 +5,10 @@ import socket
 import pytest
 
 import shardcore
-from shardcore.adapters.measurement import rates
-from shardcore.bootstrap import machines
+from shardcore.adapters.cost import rates
+from shardcore.bootstrap.cost import machines
+from shardcore.domain.cost.collective_cost import BETWEEN_HOSTS, KINDS, WITHIN_A_HOST
 from shardcore.domain.errors import MachineError
-from shardcore.domain.machines.collective_cost import BETWEEN_HOSTS, KINDS, WITHIN_A_HOST
 from shardcore.testing import run_ranks
 
 

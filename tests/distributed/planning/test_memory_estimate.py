@@ -12,7 +12,7 @@ import shardcore
 from shardcore import bootstrap
 from shardcore.binding import keras_private
 from shardcore.domain.errors import EnvironmentProblem, PolicyError
-from shardcore.domain.mesh import Mesh
+from shardcore.domain.layouts.mesh import Mesh
 from shardcore.testing import run_ranks
 from tests.distributed.models import Block
 from tests.distributed.programs import AXES

@@ -6,7 +6,7 @@ from keras import layers
 
 import shardcore
 from shardcore.domain.errors import PolicyError, RuleError
-from shardcore.domain.mesh import Mesh
+from shardcore.domain.layouts.mesh import Mesh
 from shardcore.testing import run_ranks
 from tests.distributed.planning.planned import MESH, X, build, in_a_process, plan, use
 from tests.distributed.programs import assert_fails_everywhere

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from keras import layers
 
-from shardcore.binding.planning.make_plan import facts_of
-from shardcore.bootstrap import machines
-from shardcore.bootstrap.search import search
-from shardcore.bootstrap.search.repeats import Repeats, trace_steps
-from shardcore.bootstrap.search.traces import Job, PlannedCandidate, TraceRequest, steps
+from shardcore.binding.cost.make_plan import facts_of
+from shardcore.bootstrap.cost import machines, search
+from shardcore.bootstrap.cost.repeats import Repeats, trace_steps
+from shardcore.bootstrap.cost.traces import Job, PlannedCandidate, TraceRequest, steps
 from shardcore.policies.candidates import candidates
 from shardcore.testing import run_ranks
 from tests.distributed.models import Block

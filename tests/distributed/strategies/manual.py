@@ -6,7 +6,7 @@ import torch
 
 import shardcore
 from shardcore.adapters.engine.redistributed import UnshardedWeights
-from shardcore.domain.steps.held_weights import WeightSize
+from shardcore.domain.engine.held_weights import WeightSize
 from shardcore.testing import count_collectives
 
 ROWS = np.random.default_rng(0).normal(size=(12, 6)).astype("float32")

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from shardcore.adapters.job.forked_ranks import free_port
+from shardcore.adapters.ranks.job.forked_ranks import free_port
 from tests import warm
 from tests.checks.tree import ROOT
 from tests.distributed.programs import STRATEGY
@@ -86,8 +86,8 @@ def run(ranks, *arguments, folder):
 
 # torch joins a job once: the process group stays, and is ended with the interpreter.
 OF_A_JOB = (
-    "functions at exit,shardcore.adapters.failure.store._RANKS,"
-    "shardcore.adapters.job.signed_store._SECRETS"
+    "functions at exit,shardcore.adapters.ranks.failure.store._RANKS,"
+    "shardcore.adapters.ranks.job.signed_store._SECRETS"
 )
 # Nothing is loaded before: torch registers operators and functions as it is imported.
 OF_IMPORTS = "operators,functions at exit"

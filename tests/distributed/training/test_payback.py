@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import pytest
 
-from shardcore.binding.captured.cache import CacheEntry
-from shardcore.domain.steps.capture import LATER, NEEDED, Event, Payback
+from shardcore.binding.capture.cache import CacheEntry
+from shardcore.domain.capture import LATER, NEEDED, Event, Payback
 from shardcore.testing import run_ranks
 from tests.distributed.capture.steps import (
     assert_equal,

@@ -11,8 +11,8 @@ import torch
 
 from shardcore.adapters.capture import passes
 from shardcore.adapters.capture.passes.pipeline import Pass
-from shardcore.binding.captured.python_state.guard import PythonGuard
-from shardcore.binding.captured.step import CapturedStep
+from shardcore.binding.capture.python_state.guard import PythonGuard
+from shardcore.binding.capture.step import CapturedStep
 from tests.distributed.programs import needs_compiler
 from tests.matrix import suite
 from tests.matrix.captured import difference

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from shardcore.adapters.engine.operators import PLANNERS
-from shardcore.domain.planner.call import PlacedTensor
-from shardcore.domain.planner.choice import choose
-from shardcore.domain.rules import layers
+from shardcore.domain.engine.planner.call import PlacedTensor
+from shardcore.domain.engine.planner.choice import choose
+from shardcore.domain.engine.rules import layers
 from tests.matrix import placing
 from tests.matrix.cases.layers import LAYERS, case, reals
 from tests.matrix.cases.ops import CASES

@@ -11,9 +11,9 @@ from torch.distributed import tensor as dtensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 
-from shardcore.domain import placements
-from shardcore.domain.layout import Layout
-from shardcore.domain.mesh import Mesh
+from shardcore.domain.layouts import placements
+from shardcore.domain.layouts.layout import Layout
+from shardcore.domain.layouts.mesh import Mesh
 from tests.unit.domain.generators import layouts_and_shapes
 
 THREE_AXES = Mesh((2, 3, 2), ("data", "model", "expert"))

@@ -9,7 +9,7 @@ import pytest
 if sys.version_info < (3, 12):
     pytest.skip("cProfile has the calls of one thread there", allow_module_level=True)
 
-from shardcore.binding.captured.python_state.thread_profile import ThreadProfile
+from shardcore.binding.capture.python_state.thread_profile import ThreadProfile
 
 
 def inner():

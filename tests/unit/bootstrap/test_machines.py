@@ -3,9 +3,9 @@
 import attrs
 import pytest
 
-from shardcore.bootstrap import machines
+from shardcore.bootstrap.cost import machines
+from shardcore.domain.cost.machine import known_machines
 from shardcore.domain.errors import MachineError
-from shardcore.domain.machines.machine import known_machines
 
 TOML = """
 name = "mine"

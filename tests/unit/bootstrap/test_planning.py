@@ -4,7 +4,7 @@ import pytest
 
 from shardcore.bootstrap import planning, plugins
 from shardcore.domain.errors import PolicyError
-from shardcore.domain.mesh import Mesh
+from shardcore.domain.layouts.mesh import Mesh
 from shardcore.ports.model import LayerFacts, VariableFacts
 from tests.plugins.packages import write_package
 

@@ -13,7 +13,7 @@ from shardcore.cli import arguments
 from shardcore.ports import hookspecs
 from shardcore.ports.policy import PolicyEntry
 from shardcore.ports.strategy import NewVariable, Strategy, StrategyEntry
-from tests import folders, pure_modules
+from tests import folders, pure_modules, subjects
 from tests.checks.tree import ROOT
 
 DOCS = ROOT / "docs"
@@ -164,3 +164,9 @@ def test_contributing_has_every_folder_of_tests_on_ranks():
     assert there == set(folders.SUBJECTS)
     page = folders.PAGE.read_text()
     assert [line for line in folders.table() if line not in page] == []
+
+
+def test_the_design_has_the_folders_of_each_subject():
+    """`python -m tests.subjects` writes the table."""
+    page = subjects.PAGE.read_text()
+    assert [line for line in subjects.table() if line not in page] == []

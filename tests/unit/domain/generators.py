@@ -2,8 +2,8 @@
 
 from hypothesis import strategies as st
 
-from shardcore.domain.layout import Layout
-from shardcore.domain.mesh import Mesh
+from shardcore.domain.layouts.layout import Layout
+from shardcore.domain.layouts.mesh import Mesh
 
 AXES = ("data", "model", "expert")
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from shardcore.domain.layout import Layout
-from shardcore.domain.mesh import Mesh
-from shardcore.domain.placements import segments_of
-from shardcore.domain.redistribution.plan import Step
+from shardcore.domain.engine.redistribution.plan import Step
+from shardcore.domain.layouts.layout import Layout
+from shardcore.domain.layouts.mesh import Mesh
+from shardcore.domain.layouts.placements import segments_of
 
 REDUCE: dict[str, Callable[..., np.ndarray]] = {
     "sum": np.sum,

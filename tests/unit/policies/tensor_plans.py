@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from shardcore.domain.mesh import Mesh
+from shardcore.domain.layouts.mesh import Mesh
 from shardcore.policies import tensor_parallel
 from tests.unit.policies.facts import (
     dense,

@@ -4,7 +4,7 @@ import attrs
 import pytest
 
 from shardcore.domain.errors import PolicyError
-from shardcore.domain.mesh import Mesh
+from shardcore.domain.layouts.mesh import Mesh
 from shardcore.policies import context_parallel, data_parallel, fully_sharded, tensor_parallel
 from tests.unit.policies.facts import attention, chain, dense, layer, norm, on_tokens, plain
 

@@ -3,7 +3,7 @@
 import pytest
 
 from shardcore.domain.errors import MeshError, PolicyError
-from shardcore.domain.mesh import Mesh
+from shardcore.domain.layouts.mesh import Mesh
 from shardcore.policies import data_parallel, expert_parallel, fully_sharded
 from tests.unit.policies.facts import block, dense, layer
 

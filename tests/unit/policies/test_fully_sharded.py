@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcore.domain.errors import MeshError
-from shardcore.domain.layout import Layout
-from shardcore.domain.mesh import Mesh
+from shardcore.domain.layouts.layout import Layout
+from shardcore.domain.layouts.mesh import Mesh
 from shardcore.policies import data_parallel, fully_sharded
 from shardcore.policies.specs import SMALL
 from shardcore.ports.model import LayerFacts, VariableFacts

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcore.domain.errors import PolicyError
-from shardcore.domain.mesh import Mesh
-from shardcore.domain.spec import entry_axes
+from shardcore.domain.layouts.mesh import Mesh
+from shardcore.domain.layouts.spec import entry_axes
 from shardcore.policies import fully_sharded, hybrid_sharded, tensor_parallel
 from shardcore.ports.model import LayerFacts, VariableFacts
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from shardcore.domain.errors import PolicyError
-from shardcore.domain.mesh import Mesh
+from shardcore.domain.layouts.mesh import Mesh
 from shardcore.policies import hybrid_sharded, per_layer
 from shardcore.policies.layers.regions import layer_groups
 from shardcore.ports.model import LayerFacts, VariableFacts

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcore.domain.errors import PolicyError
-from shardcore.domain.mesh import Mesh
-from shardcore.domain.paths.rules import PathRules
+from shardcore.domain.layouts.mesh import Mesh
+from shardcore.domain.layouts.paths.rules import PathRules
 from shardcore.policies.rules import complete, rules
 from shardcore.ports.model import LayerFacts, VariableFacts
 from shardcore.ports.policy import Choice

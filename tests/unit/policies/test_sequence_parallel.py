@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from shardcore.domain.errors import PolicyError
-from shardcore.domain.mesh import Mesh
+from shardcore.domain.layouts.mesh import Mesh
 from shardcore.policies import sequence_parallel, tensor_parallel
 from shardcore.ports.model import LayerFacts
 from tests.unit.policies.facts import (

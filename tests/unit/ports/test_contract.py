@@ -6,8 +6,8 @@ import attrs
 import pytest
 
 from shardcore.domain.errors import MeshError, StrategyError
-from shardcore.domain.layout import Layout
-from shardcore.domain.mesh import Mesh
+from shardcore.domain.layouts.layout import Layout
+from shardcore.domain.layouts.mesh import Mesh
 from shardcore.ports import contract
 from shardcore.ports.strategy import NewVariable, StrategyEntry
 from shardcore.ports.world import World

@@ -1,7 +1,7 @@
 import pytest
 
 from shardcore.domain.errors import MeshError
-from shardcore.domain.mesh import Mesh
+from shardcore.domain.layouts.mesh import Mesh
 from shardcore.ports.world import World
 
 MESH = Mesh((2, 2), ("data", "model"))

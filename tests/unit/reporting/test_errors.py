@@ -6,7 +6,7 @@ import traceback
 
 import pytest
 
-from shardcore.domain.mesh import Mesh
+from shardcore.domain.layouts.mesh import Mesh
 from shardcore.reporting import errors
 from shardcore.reporting.errors import strip_own_frames
 

@@ -7,17 +7,17 @@ import xml.etree.ElementTree as ElementTree
 import attrs
 import pytest
 
-from shardcore.domain.errors import ArgumentProblem
-from shardcore.domain.explanation.collectives import (
+from shardcore.domain.cost.collectives import (
     Avoidable,
     Collective,
     ExplainedLayer,
     ExplainedVariable,
 )
-from shardcore.domain.mesh import Mesh
-from shardcore.reporting.explanation import Explanation
-from shardcore.reporting.picture.blocks import block
-from shardcore.reporting.picture.step import svg
+from shardcore.domain.errors import ArgumentProblem
+from shardcore.domain.layouts.mesh import Mesh
+from shardcore.reporting.inspection.blocks import block
+from shardcore.reporting.inspection.explanation import Explanation
+from shardcore.reporting.inspection.step import svg
 
 GATHER = Collective(
     "all_gather", "forward", "net/down", "aten.mm.default", ("model",), 2, 512, 512, (), (8, 32),

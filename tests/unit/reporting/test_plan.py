@@ -6,10 +6,10 @@ import re
 import pytest
 
 from shardcore.domain.errors import LayoutError
-from shardcore.domain.mesh import Mesh
-from shardcore.domain.paths.rules import PathRules
+from shardcore.domain.layouts.mesh import Mesh
+from shardcore.domain.layouts.paths.rules import PathRules
 from shardcore.ports.model import VariableFacts
-from shardcore.reporting.plan import plan_report
+from shardcore.reporting.cost.plan import plan_report
 
 MESH = Mesh((2, 4), ("data", "model"))
 VARIABLES = [

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from shardcore.reporting.verification import VariableCheck, Verification
+from shardcore.reporting.inspection.verification import VariableCheck, Verification
 
 KERNEL = {
     "path": "dense/kernel", "rule": ".*kernel", "spec": "(None, 'model')", "shape": (4, 8),

@@ -2,8 +2,8 @@
 
 import attrs
 
-from shardcore.domain.layout import Layout
-from shardcore.domain.mesh import Mesh
+from shardcore.domain.layouts.layout import Layout
+from shardcore.domain.layouts.mesh import Mesh
 from shardcore.strategies.sharded import ShardedStrategy
 
 MESH = Mesh((2, 2), ("data", "model"))

@@ -1,8 +1,8 @@
 import pytest
 
 from shardcore.domain.errors import StrategyError
-from shardcore.domain.layout import Layout
-from shardcore.domain.mesh import Mesh
+from shardcore.domain.layouts.layout import Layout
+from shardcore.domain.layouts.mesh import Mesh
 from shardcore.ports.world import World
 from shardcore.strategies.single_device import SingleDeviceStrategy
 

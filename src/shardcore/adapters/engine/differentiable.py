@@ -13,7 +13,7 @@ from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.redistribution import full, in_layout, local_shard
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import refresh
-from shardcore.domain.layout import Layout
+from shardcore.domain.layouts.layout import Layout
 
 
 class _Redistribute(torch.autograd.Function):

@@ -12,11 +12,11 @@ import torch.distributed as dist
 from shardcore.adapters import torch_private
 from shardcore.adapters.engine.redistributed import UnshardedWeights
 from shardcore.adapters.engine.tensor import Form, Memory, ShardedTensor
-from shardcore.adapters.job import process_group
+from shardcore.adapters.ranks.job import process_group
+from shardcore.domain.cost.collective_cost import Costs
 from shardcore.domain.errors import ShardedTensorError
-from shardcore.domain.layout import Layout
-from shardcore.domain.machines.collective_cost import Costs
-from shardcore.domain.strides import contiguous_strides
+from shardcore.domain.layouts.layout import Layout
+from shardcore.domain.layouts.strides import contiguous_strides
 from shardcore.ports.world import World
 
 _PLANS = 16384

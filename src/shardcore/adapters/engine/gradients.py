@@ -14,10 +14,10 @@ from shardcore.adapters.engine.differentiable import gradient_in
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.redistribution import in_layout
 from shardcore.adapters.engine.tensor import ShardedTensor
-from shardcore.adapters.job.threads import check_thread
+from shardcore.adapters.ranks.job.threads import check_thread
 from shardcore.adapters.torch_private import collectives
-from shardcore.domain.layout import Layout
-from shardcore.domain.steps.gradients import BUCKET_BYTES, as_target, sharded_like
+from shardcore.domain.cost.gradients import BUCKET_BYTES, as_target, sharded_like
+from shardcore.domain.layouts.layout import Layout
 from shardcore.ports.measurement import gradients_apart_scope, reduction_scope
 
 GRADIENTS = "all_reduce of gradients"

@@ -17,13 +17,13 @@ from shardcore.adapters.engine.redistributed import UnshardedWeights
 from shardcore.adapters.engine.redistribution import GATHERED_BYTES, full, gather_in_pieces, reduced
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import shard_like
-from shardcore.adapters.job import exchange, process_group
-from shardcore.adapters.job.threads import communicating
+from shardcore.adapters.ranks.job import exchange, process_group
+from shardcore.adapters.ranks.job.threads import communicating
+from shardcore.domain.cost.collective_cost import Costs, Link, links_of
+from shardcore.domain.cost.gradients import is_reduced_at_output, layout_at_output
+from shardcore.domain.engine.held_weights import PER_STEP, PER_USE
 from shardcore.domain.errors import RankMismatchError
-from shardcore.domain.layout import Layout
-from shardcore.domain.machines.collective_cost import Costs, Link, links_of
-from shardcore.domain.steps.gradients import is_reduced_at_output, layout_at_output
-from shardcore.domain.steps.held_weights import PER_STEP, PER_USE
+from shardcore.domain.layouts.layout import Layout
 from shardcore.ports.world import World
 
 

@@ -13,14 +13,14 @@ import torch
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.engine.tensor import Memory, ShardedTensor
-from shardcore.domain.derived_layouts import is_less_sharded
-from shardcore.domain.steps.held_weights import (
+from shardcore.domain.engine.held_weights import (
     PER_STEP,
     PER_USE,
     LatestWeights,
     WeightSize,
     size_of,
 )
+from shardcore.domain.layouts.derived_layouts import is_less_sharded
 
 
 @attrs.frozen(eq=False)

@@ -11,15 +11,19 @@ from shardcore.adapters.engine import redistributed
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.redistribution_steps import STEPS, pad_to_size, wait
 from shardcore.adapters.engine.tensor import Form, ShardedTensor
-from shardcore.adapters.job.threads import check_thread
+from shardcore.adapters.ranks.job.threads import check_thread
 from shardcore.adapters.torch_private import collectives
-from shardcore.domain.derived_layouts import layout_on_first_ranks, newly_sharded_dims, with_dims
-from shardcore.domain.layout import Layout
-from shardcore.domain.pieces import pieces
-from shardcore.domain.redistribution.exchange import Exchange
-from shardcore.domain.redistribution.plan import Step
-from shardcore.domain.redistribution.segments import stages, without_segments
-from shardcore.domain.strides import Order, inverse, memory_order, strides_in
+from shardcore.domain.engine.redistribution.exchange import Exchange
+from shardcore.domain.engine.redistribution.plan import Step
+from shardcore.domain.engine.redistribution.segments import stages, without_segments
+from shardcore.domain.layouts.derived_layouts import (
+    layout_on_first_ranks,
+    newly_sharded_dims,
+    with_dims,
+)
+from shardcore.domain.layouts.layout import Layout
+from shardcore.domain.layouts.pieces import pieces
+from shardcore.domain.layouts.strides import Order, inverse, memory_order, strides_in
 from shardcore.ports.measurement import Move, redistribution_scope
 from shardcore.ports.world import World
 

@@ -10,7 +10,7 @@ from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.tensor_classes.local_shards import LocalShards
 from shardcore.adapters.torch_private import tree_leaves
-from shardcore.domain.mesh import Mesh
+from shardcore.domain.layouts.mesh import Mesh
 from shardcore.ports.world import World
 
 # By name, functions of two matrices of 4 rows and 4 columns.

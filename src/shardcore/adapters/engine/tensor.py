@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from shardcore.adapters.job import exchange
+from shardcore.adapters.ranks.job import exchange
 from shardcore.domain.errors import ShardedTensorError
-from shardcore.domain.layout import Layout
-from shardcore.domain.placements import Replicate
-from shardcore.domain.strides import contiguous_strides
+from shardcore.domain.layouts.layout import Layout
+from shardcore.domain.layouts.placements import Replicate
+from shardcore.domain.layouts.strides import contiguous_strides
 
 
 @attrs.frozen(eq=False, slots=False)

@@ -9,16 +9,17 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.adapters import fallback, torch_private
+from shardcore.adapters import torch_private
 from shardcore.adapters.capture.recording.functions import REPLACES_MEMORY
 from shardcore.adapters.capture.recording.recorder import recording
+from shardcore.adapters.engine import fallback
 from shardcore.adapters.engine.redistribution import full, in_layout, local_shard, reduced
 from shardcore.adapters.engine.tensor import Copied, Memory, ShardedTensor, is_dense
 from shardcore.adapters.torch_private import is_view, tree_leaves, tree_map_only, written_operands
 from shardcore.adapters.torch_private.operators import Operator
-from shardcore.domain.derived_layouts import broadcast_layout
+from shardcore.domain.engine.rules.rule import fits
 from shardcore.domain.errors import ShardedTensorError
-from shardcore.domain.rules.rule import fits
+from shardcore.domain.layouts.derived_layouts import broadcast_layout
 
 aten = torch.ops.aten
 

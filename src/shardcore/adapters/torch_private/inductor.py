@@ -15,7 +15,7 @@ from torch import fx
 from shardcore.adapters.torch_private import collectives
 from shardcore.adapters.torch_private.collectives import collective_name, is_wait, runs_on_gloo
 from shardcore.adapters.torch_private.dispatch_modes import count_devices
-from shardcore.domain.steps.capture import NotCaptured
+from shardcore.domain.capture import NotCaptured
 
 
 def compile_graph(module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ import keras
 
 from shardcore.binding.checkpoints import loading, saving
 from shardcore.binding.checkpoints.state import StateTensor
-from shardcore.binding.context.session import Sessions
+from shardcore.binding.ranks.session import Sessions
 from shardcore.domain.errors import CheckpointError
 from shardcore.ports.checkpoints import CheckpointStore, Lease
 

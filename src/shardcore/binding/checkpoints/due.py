@@ -4,7 +4,7 @@ import time
 
 import attrs
 
-from shardcore.binding.context.session import Sessions
+from shardcore.binding.ranks.session import Sessions
 from shardcore.domain.errors import CheckpointError
 
 

@@ -12,8 +12,8 @@ from shardcore.binding import keras_private
 from shardcore.binding.checkpoints import state
 from shardcore.binding.checkpoints.saving import run_collectively, session_of
 from shardcore.binding.checkpoints.state import StateTensor
-from shardcore.binding.context import rank_consistency
-from shardcore.binding.context.session import Session, Sessions
+from shardcore.binding.ranks import rank_consistency
+from shardcore.binding.ranks.session import Session, Sessions
 from shardcore.domain.checkpoints.contents import Loaded, VariableMatch, match
 from shardcore.domain.checkpoints.grid import HeldPart, held_parts
 from shardcore.domain.checkpoints.index import Index, StoredVariable

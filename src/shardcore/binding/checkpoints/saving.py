@@ -9,10 +9,10 @@ import keras
 
 from shardcore.binding.checkpoints import state
 from shardcore.binding.checkpoints.state import StateTensor
-from shardcore.binding.context import rank_consistency
-from shardcore.binding.context.collective_errors import raise_on_all_ranks
-from shardcore.binding.context.session import Session, Sessions
-from shardcore.binding.variables import adoption
+from shardcore.binding.engine import adoption
+from shardcore.binding.ranks import rank_consistency
+from shardcore.binding.ranks.collective_errors import raise_on_all_ranks
+from shardcore.binding.ranks.session import Session, Sessions
 from shardcore.domain.checkpoints.contents import divide, pieces_of_rank
 from shardcore.domain.checkpoints.index import Index
 from shardcore.domain.errors import CallProblem

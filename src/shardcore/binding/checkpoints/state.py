@@ -9,14 +9,14 @@ import keras
 import torch
 
 from shardcore.binding import keras_private
-from shardcore.binding.context import rank_consistency
-from shardcore.binding.context.session import Session, stored_layout
 from shardcore.binding.keras_private.variables import tensor_of
+from shardcore.binding.ranks import rank_consistency
+from shardcore.binding.ranks.session import Session, stored_layout
 from shardcore.binding.torch_modules import wrapper
 from shardcore.domain.checkpoints.contents import Piece, VariableToLoad, VariableToStore
 from shardcore.domain.errors import CheckpointError
-from shardcore.domain.layout import Layout
-from shardcore.domain.mesh import Mesh
+from shardcore.domain.layouts.layout import Layout
+from shardcore.domain.layouts.mesh import Mesh
 from shardcore.ports.checkpoints import Content
 
 # The mesh of a model without a distribution.

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 
 from shardcore.binding import keras_private
-from shardcore.binding.context.session import Session, Sessions
 from shardcore.binding.data.transfer import rows_device, to_device
 from shardcore.binding.keras_private.patches import replaces
+from shardcore.binding.ranks.session import Session, Sessions
 from shardcore.binding.types import Original
 from shardcore.domain.errors import LayoutError, RankMismatchError
-from shardcore.domain.layout import Layout
-from shardcore.domain.spec import named_axes
+from shardcore.domain.layouts.layout import Layout
+from shardcore.domain.layouts.spec import named_axes
 from shardcore.reporting.logs import log_of
 
 logger = log_of("batches")

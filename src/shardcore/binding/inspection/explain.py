@@ -9,21 +9,21 @@ import torch
 from keras import Model
 
 from shardcore.binding import keras_private
-from shardcore.binding.context import rank_consistency
-from shardcore.binding.context.session import Session, Sessions
+from shardcore.binding.cost.plan import Plan
+from shardcore.binding.engine import adoption
 from shardcore.binding.inspection.explained_step import ExplainedStep
 from shardcore.binding.keras_private.variables import tensor_of
-from shardcore.binding.planning.plan import Plan
+from shardcore.binding.ranks import rank_consistency
+from shardcore.binding.ranks.session import Session, Sessions
 from shardcore.binding.torch_modules import wrapper
-from shardcore.binding.variables import adoption
+from shardcore.domain.cost.collectives import merge_equal
 from shardcore.domain.errors import ArgumentProblem, CallProblem
-from shardcore.domain.explanation.advice import advise
-from shardcore.domain.explanation.collectives import merge_equal
-from shardcore.domain.paths.rules import PathRules
-from shardcore.domain.variable_size import VariableSize
+from shardcore.domain.inspection import advise
+from shardcore.domain.layouts.paths.rules import PathRules
+from shardcore.domain.layouts.variable_size import VariableSize
 from shardcore.ports.measurement import TracerFactory
-from shardcore.reporting.explanation import Explanation
-from shardcore.reporting.plan import PlanReport, plan_report
+from shardcore.reporting.cost.plan import PlanReport, plan_report
+from shardcore.reporting.inspection.explanation import Explanation
 
 # The steps of a trainer.
 STEPS = ("train", "test", "predict")

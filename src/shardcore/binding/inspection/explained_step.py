@@ -10,21 +10,16 @@ import torch
 from keras import Layer, Model, Variable
 
 from shardcore.binding import keras_private
-from shardcore.binding.context import rank_consistency
-from shardcore.binding.context.session import Session, stored_layout
 from shardcore.binding.data import batches
 from shardcore.binding.keras_private.patches import replaces, replaces_value
 from shardcore.binding.keras_private.variables import tensor_of
 from shardcore.binding.metric_sums import MetricSums
+from shardcore.binding.ranks import rank_consistency
+from shardcore.binding.ranks.session import Session, stored_layout
 from shardcore.binding.types import Original
+from shardcore.domain.cost.collectives import ExplainedLayer, ExplainedVariable, Phase, axes_of
+from shardcore.domain.cost.reasons import CollectiveFacts
 from shardcore.domain.errors import LayoutError
-from shardcore.domain.explanation.collectives import (
-    ExplainedLayer,
-    ExplainedVariable,
-    Phase,
-    axes_of,
-)
-from shardcore.domain.explanation.reasons import CollectiveFacts
 from shardcore.ports.measurement import CollectiveTracer, TracerFactory
 
 

@@ -7,12 +7,12 @@ import torch
 from keras import Model
 
 from shardcore.binding.checkpoints.state import StateTensor
-from shardcore.binding.context.session import Session, Sessions
 from shardcore.binding.inspection.without_values import build_model, run_step
+from shardcore.binding.ranks.session import Session, Sessions
 from shardcore.domain.checkpoints.contents import divide, pieces_of_rank
-from shardcore.domain.steps.events import highest
+from shardcore.domain.cost.events import highest
 from shardcore.ports.measurement import MemoryTracer
-from shardcore.reporting.memory import MemoryReport
+from shardcore.reporting.cost.memory import MemoryReport
 
 
 def estimate_memory(

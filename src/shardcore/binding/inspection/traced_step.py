@@ -12,15 +12,15 @@ import torch
 
 from shardcore.binding import keras_private
 from shardcore.binding.checkpoints.state import StateTensor
-from shardcore.binding.context import rank_consistency
-from shardcore.binding.context.session import Session, Sessions, stored_layout
 from shardcore.binding.inspection.without_values import BuiltModel, RunStep, build_model, run_step
 from shardcore.binding.keras_private.variables import tensor_of
+from shardcore.binding.ranks import rank_consistency
+from shardcore.binding.ranks.session import Session, Sessions, stored_layout
 from shardcore.binding.types import Original
+from shardcore.domain.cost.collectives import axes_of
+from shardcore.domain.cost.events import Stored, TracedStep
+from shardcore.domain.cost.reasons import CollectiveFacts
 from shardcore.domain.errors import PolicyError
-from shardcore.domain.explanation.collectives import axes_of
-from shardcore.domain.explanation.reasons import CollectiveFacts
-from shardcore.domain.steps.events import Stored, TracedStep
 from shardcore.ports.measurement import EventTracer, TracerFactory, gradients_apart_scope
 
 

@@ -3,15 +3,15 @@
 import keras
 import torch
 
-from shardcore.binding.context import rank_consistency
-from shardcore.binding.context.session import Session, Sessions, stored_layout
+from shardcore.binding.cost import rules_report
 from shardcore.binding.data import batches
+from shardcore.binding.engine import adoption
 from shardcore.binding.keras_private.variables import tensor_of
-from shardcore.binding.planning import rules_report
+from shardcore.binding.ranks import rank_consistency
+from shardcore.binding.ranks.session import Session, Sessions, stored_layout
 from shardcore.binding.torch_modules import wrapper
-from shardcore.binding.variables import adoption
-from shardcore.domain.layout import Layout
-from shardcore.reporting.verification import VariableCheck, Verification
+from shardcore.domain.layouts.layout import Layout
+from shardcore.reporting.inspection.verification import VariableCheck, Verification
 
 
 def verify_model(model: keras.Model, batch: object, sessions: Sessions) -> Verification:

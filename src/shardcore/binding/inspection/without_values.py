@@ -10,11 +10,11 @@ from keras import Model, Variable
 
 from shardcore.binding import keras_private
 from shardcore.binding.checkpoints.state import StateTensor, tensors_of
-from shardcore.binding.context import rank_consistency
-from shardcore.binding.context.session import Session, Sessions, stored_layout
 from shardcore.binding.data import batches
+from shardcore.binding.engine import adoption
 from shardcore.binding.inspection.explain import checked_batch
-from shardcore.binding.variables import adoption
+from shardcore.binding.ranks import rank_consistency
+from shardcore.binding.ranks.session import Session, Sessions, stored_layout
 from shardcore.domain.errors import EnvironmentProblem, PolicyError, ShardcoreError, describe_error
 from shardcore.ports.measurement import MemoryTracer
 

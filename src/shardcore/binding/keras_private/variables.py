@@ -8,7 +8,7 @@ from keras import Variable
 from keras.distribution import LayoutMap, ModelParallel
 from keras.src.backend.common.variables import Variable as VariableOfAnyBackend
 
-from shardcore.domain.spec import DimSpec
+from shardcore.domain.layouts.spec import DimSpec
 
 # Attributes that Keras does not change after a variable is made.
 _FIXED = {

@@ -10,14 +10,14 @@ import torch
 from keras.distribution import LayoutMap
 
 from shardcore.binding import keras_private
-from shardcore.binding.context.session import Session, Sessions
-from shardcore.binding.layers.calls import lay_out
-from shardcore.binding.layout_map import rules_of
-from shardcore.binding.variables import torch_state
+from shardcore.binding.engine import torch_state
+from shardcore.binding.layouts import rules_of
+from shardcore.binding.ranks.session import Session, Sessions
+from shardcore.binding.training.calls import lay_out
 from shardcore.domain.errors import ArgumentProblem, LayoutError, MeshError, RuleError
-from shardcore.domain.layout import Layout
-from shardcore.domain.mesh import Mesh
-from shardcore.domain.paths.rules import PathRules
+from shardcore.domain.layouts.layout import Layout
+from shardcore.domain.layouts.mesh import Mesh
+from shardcore.domain.layouts.paths.rules import PathRules
 from shardcore.ports.types import MeshLike, RulesLike
 
 

@@ -8,15 +8,15 @@ import keras
 import torch
 
 from shardcore.binding import keras_private
-from shardcore.binding.context.session import Session, Sessions
+from shardcore.binding.engine import torch_state
+from shardcore.binding.engine.variable import full_tensor
 from shardcore.binding.keras_private.patches import replaces
 from shardcore.binding.keras_private.variables import set_tensor, tensor_of
+from shardcore.binding.ranks.session import Session, Sessions
 from shardcore.binding.torch_modules.parallelize import without_edges
 from shardcore.binding.types import Original
-from shardcore.binding.variables import torch_state
-from shardcore.binding.variables.variable import full_tensor
 from shardcore.domain.errors import LayoutError
-from shardcore.domain.layout import Layout
+from shardcore.domain.layouts.layout import Layout
 
 
 @replaces(

@@ -8,8 +8,8 @@ import attrs
 from keras.callbacks import CallbackList
 
 from shardcore.binding import keras_private
-from shardcore.binding.context.session import Sessions
 from shardcore.binding.keras_private.patches import replaces
+from shardcore.binding.ranks.session import Sessions
 from shardcore.binding.trainer_run import TrainerRun
 from shardcore.binding.types import Original
 

@@ -12,10 +12,10 @@ from keras.optimizers import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from shardcore.binding import keras_private
-from shardcore.binding.context import rank_consistency
-from shardcore.binding.context.session import Session, Sessions, stored_layout
 from shardcore.binding.data import batches
 from shardcore.binding.keras_private.patches import replaces
+from shardcore.binding.ranks import rank_consistency
+from shardcore.binding.ranks.session import Session, Sessions, stored_layout
 from shardcore.binding.types import Original
 
 # The updates of an optimizer, and the calls of a layer, whose plain inputs the ranks compare.

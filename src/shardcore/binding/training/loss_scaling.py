@@ -15,8 +15,8 @@ import torch
 from keras.optimizers import LossScaleOptimizer
 
 from shardcore.binding import keras_private
-from shardcore.binding.context.session import Sessions
 from shardcore.binding.keras_private.patches import replaces
+from shardcore.binding.ranks.session import Sessions
 from shardcore.binding.types import Original
 from shardcore.ports.types import OpenUpdateOnDevice, UpdateOnDevice
 from shardcore.reporting.logs import log_of

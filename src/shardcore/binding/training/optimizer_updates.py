@@ -9,8 +9,8 @@ import torch
 from torch.optim.adam import adam
 
 from shardcore.binding import keras_private
-from shardcore.binding.context.session import Sessions
 from shardcore.binding.keras_private.patches import replaces, replaces_value
+from shardcore.binding.ranks.session import Sessions
 from shardcore.binding.types import Original
 from shardcore.ports.capture import StepCapture
 

@@ -12,20 +12,20 @@ from keras import Model
 from keras.callbacks import CallbackList
 
 from shardcore.binding import keras_private
-from shardcore.binding.captured.step import CapturedStep
-from shardcore.binding.context import rank_consistency
-from shardcore.binding.context.session import Session, Sessions
+from shardcore.binding.capture.step import CapturedStep
+from shardcore.binding.cost import rules_report
 from shardcore.binding.data import batches
 from shardcore.binding.data.data_adapters import RowsAhead, compare_batches, epoch_facts
 from shardcore.binding.data_position import Counted
+from shardcore.binding.engine import adoption
 from shardcore.binding.keras_private.patches import replaces
-from shardcore.binding.planning import rules_report
+from shardcore.binding.ranks import rank_consistency
+from shardcore.binding.ranks.session import Session, Sessions
 from shardcore.binding.trainer_run import TrainerRun
 from shardcore.binding.training import undisturbed
 from shardcore.binding.training.ends import Ends
 from shardcore.binding.training.precision import EmulationWarning
 from shardcore.binding.types import Original
-from shardcore.binding.variables import adoption
 from shardcore.ports.capture import StepCapture
 
 # The arguments of `fit` by which ranks could run another number of epochs.

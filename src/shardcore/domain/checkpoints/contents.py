@@ -12,7 +12,7 @@ import attrs
 from shardcore.domain.checkpoints.grid import Box, Grid, held_parts, holders
 from shardcore.domain.checkpoints.index import DTYPES, StoredVariable
 from shardcore.domain.errors import CheckpointError
-from shardcore.domain.layout import Layout
+from shardcore.domain.layouts.layout import Layout
 
 _SHOWN = 8  # lines of an error
 
@@ -176,7 +176,7 @@ def divide(variables: Iterable[VariableToStore]) -> list[StoredVariable]:
     of replicated variables are written once, and by all ranks in turn. It is equal on all ranks.
 
     Example:
-        >>> from shardcore.domain.mesh import Mesh
+        >>> from shardcore.domain.layouts.mesh import Mesh
         >>> layout = Layout(Mesh((2,), ("data",)), (None,))
         >>> variables = [VariableToStore(name, "", "model", (4,), "int8", layout) for name in "abc"]
         >>> [variable.files for variable in divide(variables)]

@@ -11,10 +11,10 @@ from itertools import accumulate, product
 
 import attrs
 
+from shardcore.domain.engine.redistribution.exchange import Ranges
+from shardcore.domain.engine.redistribution.segments import ranges_of
 from shardcore.domain.errors import CheckpointError, LayoutError
-from shardcore.domain.layout import Layout
-from shardcore.domain.redistribution.exchange import Ranges
-from shardcore.domain.redistribution.segments import ranges_of
+from shardcore.domain.layouts.layout import Layout
 
 _SHOWN = 200  # characters of cuts that are wrong
 
@@ -105,7 +105,7 @@ class Grid:
         """Returns the grid of the shards that ranks hold under a layout.
 
         Example:
-            >>> from shardcore.domain.mesh import Mesh
+            >>> from shardcore.domain.layouts.mesh import Mesh
             >>> layout = Layout(Mesh((2,), ("model",)), (None, "model"))
             >>> Grid.of(layout, (3, 5)).cuts
             ((0,), (0, 3))
@@ -166,7 +166,7 @@ def held_parts(layout: Layout, shape: Iterable[int], rank: int) -> list[HeldPart
     """Returns the parts of a tensor that `rank` holds; of a dim in segments, one of each.
 
     Example:
-        >>> from shardcore.domain.mesh import Mesh
+        >>> from shardcore.domain.layouts.mesh import Mesh
         >>> layout = Layout(Mesh((2,), ("model",)), ("model",))
         >>> [part.full for part in held_parts(layout, (5,), rank=1)]
         [Box(start=(3,), shape=(2,))]

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from typing import Any
 
-from shardcore.adapters.job.forked_ranks import free_port
+from shardcore.adapters.ranks.job.forked_ranks import free_port
 from shardcore.domain.errors import ShardcoreError
 from shardcore.testing.contract import programs
 from shardcore.testing.contract.meshes import OnMeshes

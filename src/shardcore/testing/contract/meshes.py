@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from shardcore.adapters.job import devices
+from shardcore.adapters.ranks.job import devices
 from shardcore.bootstrap import plugins
 from shardcore.domain.errors import ShardcoreError
-from shardcore.domain.mesh import Mesh
+from shardcore.domain.layouts.mesh import Mesh
 from shardcore.ports import contract
 from shardcore.ports.strategy import Strategy, StrategyEntry
 from shardcore.ports.world import World

@@ -9,7 +9,7 @@ import numpy as np
 
 import shardcore
 from shardcore import bootstrap
-from shardcore.binding.context.session import Session, stored_layout
+from shardcore.binding.ranks.session import Session, stored_layout
 from shardcore.testing.contract.meshes import AXES, Shape
 
 # Five columns on two ranks, seven rows in batches of four: nothing here divides evenly.

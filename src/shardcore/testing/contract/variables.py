@@ -6,7 +6,7 @@ import attrs
 import numpy as np
 import torch
 
-from shardcore.domain.layout import Layout
+from shardcore.domain.layouts.layout import Layout
 from shardcore.ports.strategy import NewVariable, Strategy
 from shardcore.ports.world import World
 from shardcore.testing import count_collectives

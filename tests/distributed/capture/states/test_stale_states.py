@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 import shardcore
-from shardcore.binding.captured.step import CapturedStep
+from shardcore.binding.capture.step import CapturedStep
 from shardcore.testing import run_ranks
 from tests.distributed.capture.states.programs import drawn
 from tests.distributed.capture.states.running import (

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from shardcore.domain.checkpoints.contents import VariableToStore, divide, pieces_of_rank
 from shardcore.domain.checkpoints.grid import Box, Grid, consecutive_runs, held_parts, holders
-from shardcore.domain.layout import Layout
-from shardcore.domain.mesh import Mesh
-from shardcore.domain.placements import Segments
+from shardcore.domain.layouts.layout import Layout
+from shardcore.domain.layouts.mesh import Mesh
+from shardcore.domain.layouts.placements import Segments
 from tests.unit.domain.generators import layouts, meshes, shapes
 
 

@@ -8,7 +8,7 @@ from functools import reduce
 import attrs
 
 from shardcore.adapters.capture.trace.trace import Trace, values
-from shardcore.domain.steps.capture import NotCaptured
+from shardcore.domain.capture import NotCaptured
 
 
 class Fact(Enum):

@@ -14,7 +14,7 @@ from shardcore.adapters import torch_private
 from shardcore.adapters.capture.passes.checks import check
 from shardcore.adapters.capture.trace.analyses import FAR, makers_of, needs_of
 from shardcore.adapters.capture.trace.trace import Call, Form, Trace, Value, values
-from shardcore.domain.steps.gradients import BUCKET_BYTES
+from shardcore.domain.cost.gradients import BUCKET_BYTES
 from shardcore.ports.capture import RecordedSum
 
 # Fewer bytes go into one bucket: they take less time than the latency of a collective.

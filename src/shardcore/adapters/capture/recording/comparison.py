@@ -7,7 +7,7 @@ import torch
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.capture.trace.trace import Call, Trace, numbered, values
-from shardcore.domain.steps.capture import NotCaptured, TracesDiffer
+from shardcore.domain.capture import NotCaptured, TracesDiffer
 
 
 def literals(first: Trace, second: Trace) -> dict[int, torch.Tensor]:

@@ -15,9 +15,9 @@ from shardcore.adapters.capture.running.cuda_graphs import Function
 from shardcore.adapters.capture.running.generated import function_of, graph_of
 from shardcore.adapters.capture.trace.analyses import needs_of, with_needs
 from shardcore.adapters.capture.trace.trace import Call, Literals, Trace, numbered, values
-from shardcore.adapters.failure import heartbeats
+from shardcore.adapters.ranks.failure import heartbeats
+from shardcore.domain.capture import NotCaptured
 from shardcore.domain.errors import OtherRankFailed, describe_error
-from shardcore.domain.steps.capture import NotCaptured
 from shardcore.reporting.logs import log_of
 
 logger = log_of("capture")

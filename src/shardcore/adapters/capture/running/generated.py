@@ -22,8 +22,8 @@ from shardcore.adapters.capture.trace.trace import (
     numbered,
     values,
 )
-from shardcore.adapters.failure import heartbeats
-from shardcore.domain.steps.capture import GuardFailed
+from shardcore.adapters.ranks.failure import heartbeats
+from shardcore.domain.capture import GuardFailed
 from shardcore.reporting.errors import CAPTURED
 from shardcore.reporting.logs import log_of
 

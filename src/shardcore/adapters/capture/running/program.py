@@ -28,7 +28,7 @@ from shardcore.adapters.capture.trace.trace import (
     numbered,
     values,
 )
-from shardcore.domain.steps.capture import NotCaptured, TracesDiffer
+from shardcore.domain.capture import NotCaptured, TracesDiffer
 from shardcore.ports.capture import (
     Observer,
     Program,

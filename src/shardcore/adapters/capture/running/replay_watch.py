@@ -14,8 +14,8 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.adapters.failure import heartbeats
-from shardcore.adapters.job import process_group
+from shardcore.adapters.ranks.failure import heartbeats
+from shardcore.adapters.ranks.job import process_group
 
 _POLL_SECONDS = 1.0
 

@@ -17,8 +17,8 @@ from shardcore.adapters.engine.writes import (
 )
 from shardcore.adapters.torch_private import is_fused, tree_map_only, writes_first, written_operands
 from shardcore.adapters.torch_private.operators import Operator
+from shardcore.domain.engine.rules.rule import fits
 from shardcore.domain.errors import ShardedTensorError
-from shardcore.domain.rules.rule import fits
 
 
 def on_list(operator: Operator, *args: Any, **kwargs: Any) -> Any:

@@ -16,7 +16,7 @@ from shardcore.adapters.engine.plans.task import (
     by_operator,
 )
 from shardcore.adapters.torch_private import unnamed_operators
-from shardcore.domain.rules import movement
+from shardcore.domain.engine.rules import movement
 
 
 def _transform(operator: Operator, tensor: Operand, dims: Sequence[int], *_: object) -> Task:

@@ -21,7 +21,7 @@ from shardcore.adapters.engine.plans.task import (
 )
 from shardcore.adapters.torch_private import unnamed_operators
 from shardcore.adapters.torch_private.operators import Operator
-from shardcore.domain.rules import basic, layers, lookups
+from shardcore.domain.engine.rules import basic, layers, lookups
 
 
 def _convolution(

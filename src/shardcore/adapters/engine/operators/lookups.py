@@ -25,7 +25,7 @@ from shardcore.adapters.engine.redistribution import reduced
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.torch_private import unnamed_operators
 from shardcore.adapters.torch_private.operators import Operator
-from shardcore.domain.rules import basic, lookups
+from shardcore.domain.engine.rules import basic, lookups
 
 # torch's numbers for `reduction=`.
 _NONE, _MEAN, _SUM = 0, 1, 2

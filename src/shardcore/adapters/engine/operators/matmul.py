@@ -5,8 +5,8 @@ from math import prod
 from typing import Any
 
 from shardcore.adapters.engine.plans.task import Operand, Operator, Planner, Task, by_operator
-from shardcore.domain.rules import basic
-from shardcore.domain.rules.rule import fits
+from shardcore.domain.engine.rules import basic
+from shardcore.domain.engine.rules.rule import fits
 
 
 def _product(operands: str, result: str) -> Planner:

@@ -19,7 +19,7 @@ from shardcore.adapters.engine.plans.task import (
     order_of,
 )
 from shardcore.adapters.torch_private import Args, Operator
-from shardcore.domain.rules import layers
+from shardcore.domain.engine.rules import layers
 
 
 def _average(operator: Operator, *args: Any) -> Task:

@@ -13,9 +13,9 @@ from shardcore.adapters.engine.plans.task import Handler, Operand, Planner, Task
 from shardcore.adapters.engine.redistribution import in_layout, reduced
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.torch_private import Operator
-from shardcore.domain.derived_layouts import reduced_by_ranks, with_dims, without_blocks
-from shardcore.domain.placements import ReduceOp
-from shardcore.domain.rules import basic
+from shardcore.domain.engine.rules import basic
+from shardcore.domain.layouts.derived_layouts import reduced_by_ranks, with_dims, without_blocks
+from shardcore.domain.layouts.placements import ReduceOp
 
 
 def _cumsum(operator: Operator, tensor: Operand, dim: int, **_kwargs: object) -> Task | Handler:

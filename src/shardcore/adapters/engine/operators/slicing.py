@@ -19,12 +19,12 @@ from shardcore.adapters.engine.plans.task import (
 from shardcore.adapters.engine.redistribution_steps import run_exchange
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import note_view
-from shardcore.adapters.job.threads import check_thread
-from shardcore.domain.derived_layouts import reduced_by_ranks, with_dims
-from shardcore.domain.planner.choice import Sharding
-from shardcore.domain.redistribution.shift import Shift
-from shardcore.domain.rules import basic, movement
-from shardcore.domain.rules.rule import OperatorRule
+from shardcore.adapters.ranks.job.threads import check_thread
+from shardcore.domain.engine.planner.choice import Sharding
+from shardcore.domain.engine.redistribution.shift import Shift
+from shardcore.domain.engine.rules import basic, movement
+from shardcore.domain.engine.rules.rule import OperatorRule
+from shardcore.domain.layouts.derived_layouts import reduced_by_ranks, with_dims
 from shardcore.ports.measurement import Move, redistribution_scope
 
 

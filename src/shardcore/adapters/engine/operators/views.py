@@ -18,11 +18,11 @@ from shardcore.adapters.engine.plans.task import (
     Task,
     by_operator,
 )
+from shardcore.domain.engine.planner.choice import Sharding
+from shardcore.domain.engine.redistribution.segments import sharded_dims
+from shardcore.domain.engine.rules import basic, movement
+from shardcore.domain.engine.rules.rule import OperatorRule
 from shardcore.domain.errors import LayoutError, ShardedTensorError
-from shardcore.domain.planner.choice import Sharding
-from shardcore.domain.redistribution.segments import sharded_dims
-from shardcore.domain.rules import basic, movement
-from shardcore.domain.rules.rule import OperatorRule
 
 
 def one_result(

@@ -16,9 +16,9 @@ from shardcore.adapters.engine.tensor import Form
 from shardcore.adapters.engine.tensor_classes.host_access import HostAccess
 from shardcore.adapters.engine.tensor_classes.local_shards import LocalShardTensor
 from shardcore.adapters.torch_private.dtensor import DTensorSpec, GivenDTensor, TensorMeta
-from shardcore.domain import placements as domain
 from shardcore.domain.errors import LayoutError
-from shardcore.domain.layout import Layout
+from shardcore.domain.layouts import placements as domain
+from shardcore.domain.layouts.layout import Layout
 from shardcore.ports.world import World
 
 

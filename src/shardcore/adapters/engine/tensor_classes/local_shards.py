@@ -13,7 +13,7 @@ from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.tensor import Form
 from shardcore.adapters.engine.tensor_classes.host_access import HostAccess
 from shardcore.adapters.torch_private import Args, Kwargs, Operator
-from shardcore.domain.placements import Placement
+from shardcore.domain.layouts.placements import Placement
 from shardcore.ports.world import World
 
 

@@ -9,7 +9,7 @@ from shardcore.adapters.capture.passes.pipeline import Fact, Pass, Pipeline
 from shardcore.adapters.capture.passes.sums import Memories
 from shardcore.adapters.capture.recording.recorder import Recorder
 from shardcore.adapters.capture.trace.trace import Call
-from shardcore.domain.steps.capture import NotCaptured
+from shardcore.domain.capture import NotCaptured
 
 
 def step(x, state):

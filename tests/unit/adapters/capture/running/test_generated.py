@@ -14,7 +14,7 @@ from shardcore.adapters.capture.recording.recorder import Recorder
 from shardcore.adapters.capture.running.generated import function_of
 from shardcore.adapters.capture.running.program import TraceCapture
 from shardcore.adapters.capture.trace.trace import Call, numbered
-from shardcore.domain.steps.capture import GuardFailed
+from shardcore.domain.capture import GuardFailed
 from shardcore.reporting.errors import CAPTURED
 from tests.traces import highest
 

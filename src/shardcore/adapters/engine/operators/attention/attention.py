@@ -20,10 +20,10 @@ from shardcore.adapters.engine.plans.task import (
     order_of,
 )
 from shardcore.adapters.torch_private import unnamed_operators
-from shardcore.domain.planner.choice import Sharding
-from shardcore.domain.planner.ring import Ring
-from shardcore.domain.rules import layers
-from shardcore.domain.rules.rule import OperatorRule
+from shardcore.domain.engine.planner.choice import Sharding
+from shardcore.domain.engine.planner.ring import Ring
+from shardcore.domain.engine.rules import layers
+from shardcore.domain.engine.rules.rule import OperatorRule
 
 # The factors of the lengths, which only a ring shards, and the dim that has them.
 _LENGTHS = frozenset({"q", "k"})

@@ -20,10 +20,10 @@ from shardcore.adapters.engine.operators.composed import precise
 from shardcore.adapters.engine.plans.task import Parts
 from shardcore.adapters.engine.redistribution_steps import wait
 from shardcore.adapters.engine.tensor import Form
-from shardcore.adapters.job.threads import check_thread
+from shardcore.adapters.ranks.job.threads import check_thread
 from shardcore.adapters.torch_private import collectives, without_results
-from shardcore.domain.layout import Layout
-from shardcore.domain.planner.ring import KeyBlock, visible_keys
+from shardcore.domain.engine.planner.ring import KeyBlock, visible_keys
+from shardcore.domain.layouts.layout import Layout
 from shardcore.ports.measurement import Move, redistribution_scope
 
 
@@ -146,7 +146,7 @@ class RingAttention:
     Args:
         call: The call of the operator of torch, which runs on a part of the keys.
         exchange: The ring in which keys and values are sent.
-        striped: Whether ranks have stripes of the sequence; see `domain.planner.ring.visible_keys`.
+        striped: Whether ranks have stripes of the sequence: `domain.engine.planner.ring` has both.
     """
 
     call: AttentionCall

@@ -1,0 +1,1 @@
+"""Measurement of what a step computes and holds, and of this machine."""

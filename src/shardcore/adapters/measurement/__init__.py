@@ -1,1 +1,0 @@
-"""Measurement of what a step moves, computes and holds, and of this machine. It imports `job`."""

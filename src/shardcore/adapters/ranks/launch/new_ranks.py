@@ -1,0 +1,131 @@
+"""Real ranks here: new interpreters, which import nothing of the caller's program (ADR 52).
+
+An interpreter is started by a command, so that no `__main__` is imported again. It is in another
+session, as a notebook interrupts the group of its process. It ends with this process.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from shardcore.adapters.ranks.job import started_ranks
+from shardcore.adapters.ranks.job.forked_ranks import LAUNCH_VARIABLES
+from shardcore.adapters.ranks.job.started_ranks import Rank, Stream, Workspace
+
+# The module that an interpreter runs, with the words of `RankCall.words`.
+PROGRAM = "shardcore.bootstrap.ranks.launched"
+# Keras reads it before anything that was sent can say it.
+_BACKEND = {"KERAS_BACKEND": "torch"}
+
+
+@attrs.frozen
+class RankCall:
+    """The words of the command that starts a new interpreter.
+
+    Args:
+        rank: Its rank.
+        folder: The folder of the call, which has what was sent.
+        pipe: The number of the pipe for its result.
+        parent: The process with which it ends.
+    """
+
+    rank: int
+    folder: Path
+    pipe: int
+    parent: int
+
+    def words(self) -> list[str]:
+        """Returns the words after the name of the program."""
+        return [str(self.rank), str(self.folder), str(self.pipe), str(self.parent)]
+
+    @classmethod
+    def of(cls, words: list[str]) -> "RankCall":
+        """Returns the call that words say."""
+        rank, folder, pipe, parent = words
+        return cls(int(rank), Path(folder), int(pipe), int(parent))
+
+
+class _Interpreter:
+    """A process with those that it has started, as `multiprocessing` shows a process."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exitcode(self) -> int | None:
+        return self._process.poll()
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def join(self) -> None:
+        self._process.wait()
+
+    def close(self) -> None:
+        """Has nothing to release: `join` has."""
+
+
+def run(
+    workspace: Workspace, world_size: int, timeout: float | None, environment: Mapping[str, str]
+) -> list[Any]:
+    """Runs ranks; `workspace` has their function. Returns their results in order.
+
+    Args:
+        workspace: The environment and the folder.
+        world_size: The number of ranks.
+        timeout: Seconds until all ranks are killed; None for no limit.
+        environment: Further variables of the ranks.
+
+    Raises:
+        RankFailed: If a rank raised, died or did not end in time. No rank is left.
+    """
+    ranks: list[Rank] = []
+    started_ranks.flush()
+    with started_ranks.killed_at_end(ranks):
+        with started_ranks.deferred_interrupts():  # else a rank could be started and not known
+            ranks.extend(_start(rank, workspace, environment) for rank in range(world_size))
+        return started_ranks.collect(timeout, workspace, ranks)
+
+
+def _start(rank: int, workspace: Workspace, environment: Mapping[str, str]) -> Rank:
+    receiver, sender = os.pipe()
+    call = RankCall(rank, workspace.folder, sender, os.getpid())
+    printed = [os.pipe(), os.pipe()]
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", PROGRAM, *call.words()],
+        env=_environment(rank, workspace, environment),
+        stdin=subprocess.DEVNULL,
+        stdout=printed[0][1],
+        stderr=printed[1][1],
+        pass_fds=[sender],
+        start_new_session=True,
+    )
+    for number in (sender, printed[0][1], printed[1][1]):
+        os.close(number)
+    streams = (
+        Stream(printed[0][0], lambda: sys.stdout),
+        Stream(printed[1][0], lambda: sys.stderr),
+    )
+    return Rank(rank, _Interpreter(process), Connection(receiver, writable=False), streams)
+
+
+def _environment(rank: int, workspace: Workspace, environment: Mapping[str, str]) -> dict[str, str]:
+    own = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCH_VARIABLES)}
+    # It finds shardcore, and what that imports, as this process did; it then takes over `sys.path`.
+    package = str(Path(__file__).parents[4])
+    own["PYTHONPATH"] = os.pathsep.join([*filter(None, sys.path), package])
+    own_rank = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    return {**own, **_BACKEND, **workspace.environment, **own_rank, **environment}

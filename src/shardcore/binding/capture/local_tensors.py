@@ -1,0 +1,74 @@
+"""Local shards of tensors, which a captured step takes and returns, and tensors made of them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import torch
+
+from shardcore.binding import keras_private
+from shardcore.binding.ranks.session import Session
+
+# The layout of a tensor, None of a plain one, and its global shape; None of what is no tensor.
+Form = tuple[Any, tuple[int, ...]] | None
+
+
+def to_full(value: object, session: Session | None) -> Any:
+    """Returns the full value of a tensor; returns other values unchanged."""
+    if session is None or not isinstance(value, torch.Tensor):
+        return value
+    return session.strategy.full_tensor(value)
+
+
+def reduce_partial(value: object, session: Session | None) -> torch.Tensor:
+    """Returns a value as a tensor that is no partial sum."""
+    tensor: torch.Tensor = keras.ops.convert_to_tensor(value)
+    if session is None or not session.strategy.owns(tensor):
+        return tensor
+    return session.strategy.redistribute(tensor, None)
+
+
+def to_local(values: Sequence[Any], session: Session | None) -> tuple[list[Any], list[Form]]:
+    """Returns the local shard and the form of each tensor; other values as they are, and None."""
+    forms = [_form(value, session) for value in values]
+    if session is None:
+        return list(values), forms
+    local = session.strategy.to_local
+    return [
+        value if form is None else local(value) for value, form in zip(values, forms, strict=True)
+    ], forms
+
+
+def from_local(
+    shards: Sequence[object], forms: Sequence[Form], session: Session | None
+) -> list[Any]:
+    """Joins local shards to the values that `to_local` split, by their forms."""
+    return [_from_local(shard, form, session) for shard, form in zip(shards, forms, strict=True)]
+
+
+def local_tensors(data: object, session: Session | None) -> list[Any]:
+    """Returns the local shards of the tensors of a batch, in order."""
+    tensors = [leaf for leaf in keras_private.leaves(data) if isinstance(leaf, torch.Tensor)]
+    if session is None:
+        return tensors
+    with torch.no_grad():
+        return [session.strategy.to_local(tensor) for tensor in tensors]
+
+
+def are_plain(data: object) -> bool:
+    """Returns whether the tensors of a batch are dense and require no gradients."""
+    tensors = (leaf for leaf in keras_private.leaves(data) if isinstance(leaf, torch.Tensor))
+    return not any(leaf.requires_grad or leaf.layout is not torch.strided for leaf in tensors)
+
+
+def _form(value: object, session: Session | None) -> Form:
+    if not isinstance(value, torch.Tensor):
+        return None
+    return None if session is None else session.strategy.layout(value), tuple(value.shape)
+
+
+def _from_local(shard: Any, form: Form, session: Session | None) -> Any:
+    if session is None or form is None or form[0] is None:
+        return shard
+    layout, shape = form
+    return session.from_local(shard, layout, shape)

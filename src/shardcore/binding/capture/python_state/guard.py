@@ -1,0 +1,87 @@
+"""The guard of a captured step: Python still holds what it held at the recording (ADR 27)."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import attrs
+import torch
+
+from shardcore.binding import keras_private
+from shardcore.binding.capture import torch_modes
+from shardcore.binding.capture.closures import Closures
+from shardcore.binding.capture.python_state.observed import ObservedCalls
+from shardcore.binding.capture.python_state.walk import watch_state
+from shardcore.binding.capture.python_state.watched import WatchedValues, memories, memory_of
+from shardcore.domain.capture import NotCaptured
+from shardcore.ports.capture import StepCapture
+
+
+@attrs.frozen
+class PythonGuard:
+    """The Python state that the code of a step read when it was recorded.
+
+    Args:
+        watched: The values.
+        memories: Where in memory the watched tensors are.
+        seed: The state of Keras' global generator.
+        functions: The number of functions that steps had called.
+    """
+
+    watched: WatchedValues
+    memories: frozenset[Any]
+    seed: Any
+    functions: int
+
+    @classmethod
+    def of(
+        cls,
+        trainer: Any,
+        called: ObservedCalls,
+        capture: StepCapture[torch.Tensor],
+        local: Callable[[Any], Any],
+        closures: Closures | None = None,
+    ) -> "PythonGuard":
+        """Returns the guard for what `trainer`, its layers, optimizer, metrics and losses hold.
+
+        Args:
+            trainer: The model.
+            called: The functions that its steps call.
+            capture: Knows the hooks of torch.
+            local: Returns this rank's plain tensor of a tensor.
+            closures: The closures of the step, if each call makes another function.
+
+        Raises:
+            NotCaptured: If the step reads what cannot be compared.
+        """
+        watched = watch_state(trainer, called, capture.metadata_of, closures)
+        for registry in capture.hook_registries():
+            watched.add_size(registry, "a hook of all torch modules")
+        watched_memories = memories(watched.tensors, local)
+        return cls(watched, watched_memories, keras_private.global_seed(), called.count)
+
+    def check_holds(self, tensors: Iterable[object]) -> None:
+        """Checks that an attribute or a container holds `tensors`, which a program reads.
+
+        A change of any other would not be seen.
+
+        Raises:
+            NotCaptured: If nothing holds one of them.
+        """
+        for tensor in tensors:
+            if not isinstance(tensor, torch.Tensor) or memory_of(tensor) in self.memories:
+                continue
+            if torch_modes.keeps_casts():
+                raise NotCaptured(
+                    "autocast keeps what it has cast of a weight, which steps in the same scope "
+                    "read: use torch.autocast(..., cache_enabled=False)"
+                )
+            raise NotCaptured(
+                f"it reads a tensor of shape {tuple(tensor.shape)} that no variable, torch module "
+                "or attribute of a layer holds: make it an attribute of the layer"
+            )
+
+    def change(self) -> str:
+        """Returns the name of the first value that has changed; empty if none has."""
+        if keras_private.global_seed() is not self.seed:
+            return "Keras' global seed generator"
+        return "" if self.watched.is_unchanged() else next(iter(self.watched.changes()), "")

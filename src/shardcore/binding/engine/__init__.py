@@ -1,0 +1,1 @@
+"""Variables of Keras and parameters of torch modules, and the operations that are replaced."""

@@ -1,0 +1,154 @@
+"""Collective work: if it fails on one rank, all ranks raise the same error.
+
+A rank that continued after a failure of another would wait for ever in its next collective.
+"""
+
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import attrs
+
+from shardcore.binding.ranks.session import Session, Sessions
+from shardcore.domain.errors import (
+    OtherRankFailed,
+    ShardcoreError,
+    describe_error,
+    is_shared,
+    mark_shared,
+)
+from shardcore.ports.world import Processes
+
+
+@attrs.define(eq=False)
+class _CollectiveWork:
+    """Work that ranks do together.
+
+    Args:
+        processes: The ranks.
+        is_same_code: Whether all ranks run the same code, as in a callback: none writes alone.
+        failures: The error of each rank after a failure.
+    """
+
+    processes: Processes
+    is_same_code: bool
+    failures: list[Exception | None] | None = None
+
+
+def raise_on_all_ranks(
+    work: Callable[[], None],
+    what: str,
+    session: Session,
+    sessions: Sessions,
+    *,
+    is_same_code: bool = False,
+) -> None:
+    """Does this rank's part of `work`; if a rank's fails, raises the first such error on all.
+
+    All ranks start its collectives in the same order. Messages name it `what`: "save 'a.keras'". A
+    ShardcoreError replaces an error that cannot be sent to other processes. With
+    `is_same_code` all ranks run the same code in it.
+    """
+    own: Exception | None = None
+    with _collective(sessions, is_same_code=is_same_code) as current:
+        try:
+            work()
+        except OtherRankFailed:  # this rank ends; it waits for no other
+            raise
+        except Exception as error:
+            if is_shared(error):
+                raise
+            if current.failures is None:
+                own = _picklable(error, what, session.processes, "every rank")
+    if current.failures is None:
+        current.failures = _gather_errors(own, session.processes)
+    for rank, failure in enumerate(current.failures):
+        if failure is not None:
+            is_own = own is not None and rank == session.processes.rank
+            raise mark_shared(own if own is not None and is_own else failure)
+
+
+def raise_on_calling_ranks(work: Callable[[], None], what: str, sessions: Sessions) -> None:
+    """Does `work` on one of the ranks that call this; if it fails, raises its error on them all.
+
+    Messages name it `what`, as those of `raise_on_all_ranks` do.
+    """
+
+    def attempt() -> Exception | None:
+        with _collective(sessions, is_same_code=False):
+            try:
+                work()
+            except OtherRankFailed:
+                raise
+            except Exception as error:  # noqa: BLE001 - raised again below
+                return _picklable(error, what, sessions.processes, "every rank that does")
+        return None
+
+    failure = sessions.processes.do_once(attempt, what)
+    if failure is not None:
+        raise failure
+
+
+@contextmanager
+def _collective(sessions: Sessions, *, is_same_code: bool) -> Iterator[_CollectiveWork]:
+    before = sessions.collective_work
+    sessions.collective_work = current = _CollectiveWork(sessions.processes, is_same_code)
+    try:
+        yield current
+    finally:
+        sessions.collective_work = before
+
+
+def do_all_ranks_run_this(sessions: Sessions) -> bool:
+    """Returns whether all ranks run this code together, as in a callback that saves.
+
+    Where one rank writes and the others attend, the writer may save something more alone.
+    """
+    current: _CollectiveWork | None = sessions.collective_work
+    return current is not None and current.is_same_code
+
+
+def check_other_ranks(sessions: Sessions) -> None:
+    """Raises the first error of a rank that has failed, before a collective of such work.
+
+    If Keras handles that error, it is raised again here, and by `raise_on_all_ranks` at the end:
+    the failed ranks join no further collective.
+    """
+    current: _CollectiveWork | None = sessions.collective_work
+    if current is None:
+        return
+    if current.failures is None:
+        failures: list[Exception | None] = current.processes.gather(None)
+        if all(failure is None for failure in failures):
+            return
+        current.failures = failures
+    raise mark_shared(next(failure for failure in current.failures if failure is not None))
+
+
+def _gather_errors(own: Exception | None, processes: Processes) -> list[Exception | None]:
+    """Returns the error of each rank.
+
+    If a rank is in another call, this raises: this rank's own error, which came first, if any.
+    """
+    try:
+        return processes.gather(own)
+    except OtherRankFailed:
+        raise
+    except Exception as error:
+        if own is None or error is own:
+            raise
+        raise own from error
+
+
+def _picklable(error: Exception, what: str, processes: Processes, who: str) -> Exception:
+    """Returns `error`, or one in its place that another process can read; `who` raises it."""
+    rank = processes.rank
+    try:
+        error.add_note(f"Rank {rank} could not {what}: {who} raises this error.")
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001 - a third party's error may fail in any way
+        problem = f"Rank {rank} could not {what}: {describe_error(error)}"
+        substitute = ShardcoreError(problem, rank=rank)
+        substitute.__cause__ = error
+        return substitute
+    return error

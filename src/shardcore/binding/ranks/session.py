@@ -1,0 +1,300 @@
+"""Sessions: the state of a Keras distribution on this process, with its mesh and strategy."""
+
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import attrs
+import keras
+import torch
+from keras import Variable
+
+from shardcore.binding import keras_private
+from shardcore.binding.layouts import rules_of
+from shardcore.binding.metric_sums import MetricSums
+from shardcore.binding.ranks.host_warnings import warn_of_hosts
+from shardcore.binding.trainer_run import TrainerRun
+from shardcore.binding.types import Distribution, TorchStrategy
+from shardcore.domain.errors import CallProblem, MeshError
+from shardcore.domain.layouts.layout import Layout
+from shardcore.domain.layouts.mesh import Mesh
+from shardcore.domain.layouts.paths.rules import Match
+from shardcore.domain.layouts.spec import entry_axes
+from shardcore.ports import contract
+from shardcore.ports.strategy import NewVariable, StrategyEntry
+from shardcore.ports.world import Processes, World
+from shardcore.reporting.logs import log_of
+
+logger = log_of("session")
+
+
+@attrs.frozen(eq=False)
+class Session:
+    """The state of one distribution: its mesh, its strategy, and the checks so far.
+
+    Attributes:
+        output_paths: The layers whose outputs a rule names.
+        used_rules: The keys of the rules by which variables were built, of all models.
+        packed: The layouts of packed kernels, by path.
+        checked: The models that the ranks have compared, and whose rules were checked.
+        adopted: The layers whose variables of before the distribution are laid out.
+        warnings: The one-time warnings that were given.
+        arrays: The memory of the tensors of sample-weight arrays.
+        inputs: The plain inputs of a loop outside `fit` since its last update, described.
+        compared: How many calls of a layer, and updates of an optimizer, were compared in a loop.
+    """
+
+    distribution: Distribution = attrs.field(repr=False)
+    world: World
+    strategy: TorchStrategy
+    processes: Processes
+    entry: StrategyEntry = attrs.field(repr=False)
+    output_paths: set[str] = attrs.field(factory=set, init=False, repr=False)
+    used_rules: set[str] = attrs.field(factory=set, init=False, repr=False)
+    packed: dict[str, Layout] = attrs.field(factory=dict, init=False, repr=False)
+    checked: "weakref.WeakSet[Any]" = attrs.field(factory=weakref.WeakSet, init=False, repr=False)
+    adopted: "weakref.WeakSet[Any]" = attrs.field(factory=weakref.WeakSet, init=False, repr=False)
+    warnings: set[str] = attrs.field(factory=set, init=False, repr=False)
+    arrays: "weakref.WeakSet[Any]" = attrs.field(factory=weakref.WeakSet, init=False, repr=False)
+    inputs: dict[str, str] = attrs.field(factory=dict, init=False, repr=False)
+    compared: "weakref.WeakKeyDictionary[Any, int]" = attrs.field(
+        factory=weakref.WeakKeyDictionary, init=False, repr=False
+    )
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "Session":
+        """Returns itself: a copy of a variable is in the same session."""
+        return self
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh of the layouts."""
+        return self.world.mesh
+
+    @property
+    def batch_axes(self) -> tuple[str, ...]:
+        """The axes that shard the batch, the major first."""
+        return entry_axes(self.distribution.batch_dim_name)
+
+    @property
+    def batch_shards(self) -> int:
+        """The number of parts of a batch."""
+        return self.mesh.size_along(self.batch_axes)
+
+    def batch_layout(self, ndim: int) -> Layout:
+        """Returns the layout of a batch with `ndim` dims: rows sharded over the batch axes."""
+        return Layout(self.mesh, (self.batch_axes, *(None,) * (ndim - 1)))
+
+    def create_tensor(self, value: torch.Tensor, storage: Layout, new: NewVariable) -> torch.Tensor:
+        """Returns the strategy's tensor for the value of a new variable, checked."""
+        position = self.world.position
+        return contract.create_tensor(self.entry, self.strategy, value, storage, new, position)
+
+    def from_local(
+        self, part: torch.Tensor, layout: Layout, shape: tuple[int, ...]
+    ) -> torch.Tensor:
+        """Returns the tensor of global shape `shape` of the ranks' parts, checked."""
+        return contract.join_parts(self.entry, self.strategy, part, layout, shape)
+
+    def keras_layout(self, layout: Layout) -> Any:
+        """Returns `layout` as a Keras `TensorLayout` on the distribution's mesh."""
+        return keras.distribution.TensorLayout(layout.spec, self.distribution.device_mesh)
+
+    def rule(self, path: str) -> Match[Any] | None:
+        """Returns the layout map's rule that matches `path`, None without one."""
+        layout_map = keras_private.layout_map_of(self.distribution)
+        return None if layout_map is None else rules_of(layout_map).match(path)
+
+
+@attrs.define
+class Sessions:
+    """The sessions of this process, one per distribution.
+
+    Its distribution and its variables refer to a session, so that all of them are freed together.
+
+    Attributes:
+        runs: The running fits, evaluates, predicts and steps, the innermost last.
+        is_closed: Whether shardcore was uninstalled.
+        has_warned: Whether a step has warned that this job has no distribution.
+        crossings: The warnings that were given about mesh axes that cross hosts.
+        sums: The deferred sums of metrics.
+        edges: The edges of torch modules.
+        collective_work: The collective work that runs now, None without any.
+        is_writer: Whether this rank writes the files of the callback that runs now; None without.
+        weights_file_attributes: Attributes for the file of weights that a callback saves now.
+        arrays: The memory of the tensors of sample-weight arrays, of steps on one device.
+        shard_being_drawn: The shard of a new variable that is drawn in pieces now, or None.
+        planning: The thread on which a model is built for a plan now, None without one.
+    """
+
+    entry: StrategyEntry
+    processes: Processes
+    runs: list[TrainerRun] = attrs.field(factory=list, init=False)
+    is_closed: bool = attrs.field(default=False, init=False)
+    has_warned: bool = attrs.field(default=False, init=False)
+    crossings: set[str] = attrs.field(factory=set, init=False)
+    sums: MetricSums = attrs.field(factory=MetricSums, init=False)
+    edges: "weakref.WeakKeyDictionary[Any, Any]" = attrs.field(
+        factory=weakref.WeakKeyDictionary, init=False
+    )
+    collective_work: Any = attrs.field(default=None, init=False)
+    is_writer: bool | None = attrs.field(default=None, init=False)
+    weights_file_attributes: dict[str, str] = attrs.field(factory=dict, init=False)
+    arrays: "weakref.WeakSet[Any]" = attrs.field(factory=weakref.WeakSet, init=False)
+    shard_being_drawn: Any = attrs.field(default=None, init=False)
+    planning: threading.Thread | None = attrs.field(default=None, init=False)
+    _strategies: dict[World, TorchStrategy] = attrs.field(factory=dict, init=False)
+    _alive: "weakref.WeakSet[Session]" = attrs.field(factory=weakref.WeakSet, init=False)
+
+    def current(self) -> Session | None:
+        """Returns the session of the distribution that is set on this thread, or None."""
+        distribution = keras.distribution.distribution()
+        return None if distribution is None else self.of(distribution)
+
+    def required(self) -> Session:
+        """Returns the session of the distribution that is set on this thread."""
+        session = self.current()
+        if session is None:
+            raise CallProblem(
+                "No distribution is set on this thread: call keras.distribution."
+                "set_distribution(...) first, or work inside distribution.scope()."
+            )
+        return session
+
+    def of(self, distribution: Distribution) -> Session:
+        """Returns the session of `distribution`, created at the first call."""
+        session: Session | None = getattr(distribution, "_shardcore_session", None)
+        if session is None or session not in self._alive:
+            world = distribution.device_mesh.backend_mesh
+            strategy = self.strategy(world)
+            session = Session(distribution, world, strategy, self.processes, self.entry)
+            distribution._shardcore_session = session
+            self._alive.add(session)
+            kind = type(distribution).__name__
+            logger.debug("distribution set: %s over mesh %s", kind, world.mesh)
+            warn_of_hosts(world, session.batch_axes, self.processes.hosts, self.crossings)
+        return session
+
+    def are_served(self) -> bool:
+        """Returns whether a strategy serves models now, with or without a distribution."""
+        return self.current() is not None or self.entry.serves_one_device
+
+    def warn_without_distribution(self) -> None:
+        """Warns once if the processes of a job each run a model by themselves."""
+        if not self.has_warned and self.processes.launched > 1:
+            self.has_warned = True
+            logger.warning(
+                "No distribution is set: each of the %d processes runs the full model by itself. "
+                "To share the work: keras.distribution.set_distribution("
+                "keras.distribution.DataParallel()).",
+                self.processes.launched,
+            )
+
+    def strategy(self, world: World) -> TorchStrategy:
+        """Returns the strategy on `world`, opened at the first call."""
+        if world not in self._strategies:
+            self._strategies[world] = contract.open_strategy(self.entry, world)
+        return self._strategies[world]
+
+    def are_open(self) -> bool:
+        """Returns whether there may be sharded tensors."""
+        return bool(self._strategies)
+
+    def strategy_without_distribution(self) -> TorchStrategy | None:
+        """Returns the strategy for threads without a distribution, None without one."""
+        if not self._strategies or keras.distribution.distribution() is not None:
+            return None
+        return next(reversed(self._strategies.values()))
+
+    def session_of_model(self, model: keras.Model) -> Session | None:
+        """Returns the session in which the variables of `model` were laid out, None without one."""
+        variables = model.variables if self._alive else ()
+        sessions = (getattr(variable, "_shardcore_session", None) for variable in variables)
+        return next((session for session in sessions if session in self._alive), None)
+
+    def scope_of(self, model: keras.Model) -> AbstractContextManager[Any]:
+        """Opens the scope in which a sharded `model` was built, if none is open."""
+        session = None if self.current() else self.session_of_model(model)
+        if session is None:
+            return nullcontext()
+        if threading.current_thread() is not threading.main_thread():
+            raise CallProblem(
+                f"A step of model {model.name!r}, whose variables are sharded, was begun on thread "
+                f"{threading.current_thread().name!r}, which has no distribution: run it on the "
+                "main thread; or, if that waits, here in distribution.scope(), after a first step."
+            )
+        scope: AbstractContextManager[Any] = session.distribution.scope()
+        return scope
+
+    def strategy_of_tensor(self, tensor: torch.Tensor) -> TorchStrategy | None:
+        """Returns the strategy of the sharded `tensor`, None if it is plain."""
+        strategies = self._strategies.values()
+        return next((strategy for strategy in strategies if strategy.owns(tensor)), None)
+
+    def run(self) -> TrainerRun | None:
+        """Returns the innermost running fit, evaluate, predict or step, None outside."""
+        return self.runs[-1] if self.runs else None
+
+    @contextmanager
+    def ignoring_distributions(self) -> Iterator[None]:
+        """Opens a context in which this thread sets no distribution: it builds for a plan."""
+        self.planning = threading.current_thread()
+        try:
+            yield
+        finally:
+            self.planning = None
+
+    @contextmanager
+    def working(self, trainer: keras.Model) -> Iterator[TrainerRun]:
+        """Registers a fit, evaluate, predict or step of `trainer` while it runs."""
+        run = TrainerRun(trainer)
+        self.runs.append(run)
+        try:
+            with run.at_end, self.sums.run(run):
+                yield run
+        finally:
+            self.runs.remove(run)
+
+    def collective_call(self, call: str) -> AbstractContextManager[None]:
+        """Opens a context for a call that needs all ranks, such as "fit() of model 'net'".
+
+        On a thread that is not the main one it has no order among the ranks: that is the user's.
+        """
+        is_main = threading.current_thread() is threading.main_thread()
+        return self.processes.collective_call(call) if is_main else nullcontext()
+
+    def close(self) -> None:
+        """Drops all sessions and strategies for good."""
+        self.is_closed = True
+        self._alive.clear()
+        self._strategies.clear()
+
+    def world(self, device_mesh: keras.distribution.DeviceMesh) -> World:
+        """Returns the world of a Keras `DeviceMesh`."""
+        devices = [str(device) for device in device_mesh.devices.flatten()]
+        if len(devices) != self.processes.world_size:
+            raise MeshError(
+                f"DeviceMesh {tuple(device_mesh.shape)} has {len(devices)} devices, but the job "
+                f"has {self.processes.world_size} processes: use all of keras.distribution."
+                "list_devices(), or start one for each device (torchrun --nproc_per_node=N)."
+            )
+        mesh = Mesh(device_mesh.shape, device_mesh.axis_names)
+        ranks = tuple(map(_process, devices))
+        return World(mesh, ranks, self.processes.rank, self.processes.device_type)
+
+
+def _process(device: str) -> int:
+    """Returns the process of a device with a name from `list_devices`, such as "cpu:1"."""
+    _, _, number = device.partition(":")
+    if not number.isdigit():
+        raise MeshError(
+            f"Device {device!r} has no number: name devices as keras.distribution.list_devices() "
+            'does, such as "cpu:0" or "gpu:3".'
+        )
+    return int(number)
+
+
+def stored_layout(variable: Variable) -> Layout | None:
+    """Returns the layout in which `variable` is stored, None without a strategy."""
+    return getattr(variable, "_shardcore_layout", None)

@@ -1,0 +1,1 @@
+"""Policy `auto` and the memory of a step: traces under several layouts, and their prices."""

@@ -1,0 +1,111 @@
+"""Policy `auto`: the mesh and the policy with the shortest predicted step, among those that fit."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+from shardcore import bootstrap
+from shardcore.bootstrap import planning
+from shardcore.bootstrap.cost import machines, search
+from shardcore.bootstrap.cost.traces import TraceRequest
+from shardcore.bootstrap.ranks import launching
+from shardcore.domain.cost.machine import Machine
+from shardcore.domain.errors import PolicyError
+from shardcore.ports.model import LayerFacts
+from shardcore.reporting.cost.ranking import Priced, Ranking
+
+NAME = "auto"
+DEFAULT_MACHINE = "h100"
+OPTIONS = ("batch", "rows", "machine", "memory", "host")
+
+
+def plan(model: object, mesh: object, devices: int | None, options: Mapping[str, Any]) -> Any:
+    """Returns the plan with the shortest predicted step; its `ranking` has the others.
+
+    Raises:
+        PolicyError: If an option is wrong, no layout fits, or the step fails without values.
+        MachineError: If the machine is not known.
+    """
+    if mesh is not None or not _is_count(devices):
+        raise PolicyError(
+            "Policy 'auto' chooses the mesh too: give the number of devices, plan(build, "
+            f"devices=8, policy='auto', batch=batch), got mesh={mesh!r}, devices={devices!r}.",
+            name="plan(mesh)",
+            got=repr(mesh),
+        )
+    build = _checked_builder(model, options)
+    from shardcore.binding.cost.make_plan import facts_of, joined_mesh, plan_of
+    from shardcore.binding.inspection.traced_step import rows_of
+
+    assert devices is not None
+    batch = options["batch"]() if callable(options["batch"]) else options["batch"]
+    rows = options.get("rows") or rows_of(batch)
+    installed = bootstrap.installation() if bootstrap.is_installed() else None
+    facts = facts_of(build, None if installed is None else installed.binding.sessions)
+    ranking = _search(TraceRequest(build, batch, rows), devices, _machine(options), facts)
+    best = _best(ranking)
+    planned = planning.plan(best.policy, facts, best.mesh, best.options)  # of all blocks
+    is_here = installed is not None and installed.processes.launched == devices
+    chosen = plan_of(facts, joined_mesh(best.mesh) if is_here else best.mesh, best.policy, planned)
+    chosen.ranking = ranking
+    return chosen
+
+
+def _search(request: TraceRequest, devices: int, machine: Machine, facts: LayerFacts) -> Ranking:
+    """Returns the ranking, of another process if one that is forked from this could not trace."""
+    from shardcore.adapters.ranks.job import forked_ranks
+
+    arguments = (request, devices, machine, facts)
+    if forked_ranks.can_compute():
+        return search.search(*arguments)
+    return launching.run_separately("plan(policy='auto')", search.search, *arguments)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _checked_builder(model: object, options: Mapping[str, object]) -> Callable[[], Any]:
+    """Returns the function that builds the model, after a check of all that is given."""
+    unknown = [name for name in options if name not in OPTIONS]
+    if unknown:
+        raise PolicyError(
+            f"Policy 'auto' has no option {unknown[0]!r}; it has {OPTIONS}.", name=unknown[0]
+        )
+    if hasattr(model, "variables") or not callable(model):
+        raise PolicyError(
+            "Policy 'auto' traces steps of the model under many layouts: give the function that "
+            f"builds and compiles it, got {model!r}.",
+            got=repr(model),
+        )
+    if options.get("batch") is None:
+        raise PolicyError(
+            "Policy 'auto' traces a train step: give batch=, a batch (x, y) of any number of "
+            "rows, or a function that returns one; rows= is the number of rows of the global batch."
+        )
+    for name in ("rows", "host"):
+        if options.get(name) is not None and not _is_count(options[name]):
+            raise PolicyError(
+                f"Option {name!r}: expected a number above 0, got {options[name]!r}.",
+                name=name,
+                got=repr(options[name]),
+            )
+    return model
+
+
+def _machine(options: Mapping[str, Any]) -> Machine:
+    """Returns the machine of the options, or the one at hand, with their host and memory."""
+    given = options.get("machine") or machines.here() or DEFAULT_MACHINE
+    machine = given if isinstance(given, Machine) else machines.find(str(given))
+    if options.get("host") is not None:
+        machine = attrs.evolve(machine, devices=options["host"])
+    if options.get("memory") is not None:
+        machine = attrs.evolve(machine, memory=machines.bytes_of(options["memory"]))
+    return machine
+
+
+def _best(ranking: Ranking) -> Priced:
+    if ranking.priced:
+        return ranking.priced[0]
+    raise PolicyError(f"No layout fits. {ranking.why_none()}")

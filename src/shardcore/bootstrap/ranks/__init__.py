@@ -1,0 +1,1 @@
+"""Processes that this one starts: ranks for `launch`, and one that plans."""

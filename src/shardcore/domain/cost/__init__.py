@@ -1,0 +1,1 @@
+"""The cost of a step on a machine: traced events, collectives, and predicted seconds and memory."""

@@ -1,0 +1,1 @@
+"""Operators on shards: their rules, the choice of layouts, and redistributions."""

@@ -1,0 +1,42 @@
+"""Shape and bytes of a variable, for plans and explanations."""
+
+from math import prod
+
+import attrs
+
+from shardcore.domain.layouts.layout import Layout
+from shardcore.domain.layouts.mesh import Mesh
+from shardcore.domain.layouts.spec import DimSpec
+
+
+@attrs.frozen
+class VariableSize:
+    """A variable with its shape and its bytes.
+
+    Example:
+        >>> kernel = VariableSize("block_0/dense/kernel", (4, 8), itemsize=2)
+        >>> kernel.name, kernel.bytes
+        ('kernel', 64)
+    """
+
+    path: str  # its path, such as "block_0/dense/kernel"
+    shape: tuple[int, ...]  # its global shape
+    itemsize: int = 4  # the bytes of one element
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rpartition("/")[2]
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of the full tensor."""
+        return prod(self.shape) * self.itemsize
+
+    def bytes_here(self, spec: tuple[DimSpec, ...], mesh: Mesh) -> int:
+        """Returns the bytes on the fullest rank, which is the first, as `torch.chunk` cuts.
+
+        Raises:
+            LayoutError: If `spec` does not fit the variable or the mesh.
+        """
+        return prod(Layout(mesh, spec).local_shape(self.shape, rank=0)) * self.itemsize

@@ -1,0 +1,1 @@
+"""The job of this process, and the ranks that are late."""

@@ -1,0 +1,1 @@
+"""The reports on machines, memory, plans and the choice of policy `auto`."""

@@ -1,0 +1,1 @@
+"""The results of `explain()` and `verify()`, with the picture of a step."""
