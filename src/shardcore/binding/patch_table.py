@@ -5,7 +5,7 @@ from types import ModuleType
 
 from shardcore.binding import backend_library, keras_private, metric_sums
 from shardcore.binding import layouts as layout_map
-from shardcore.binding.capture import slices, while_loops
+from shardcore.binding.capture import generation, slices
 from shardcore.binding.checkpoints import backup
 from shardcore.binding.checkpoints.files import callbacks, loading, saving
 from shardcore.binding.cost import make_plan
@@ -29,7 +29,7 @@ INSTALLED = _declared_in(
         *(backend_library, layout_map, metric_sums),
         *(ambient, disabled),
         *(adoption, initial, quantized, variable),
-        *(calls, operations, products, slices, while_loops),
+        *(calls, operations, products, slices, generation),
         wrapper,
         *(batches, data_adapters),
         *(ends, loops, loss_scaling, optimizer_updates, steps),

@@ -16,14 +16,12 @@ import attrs
 import numpy as np
 
 from shardcore.binding import keras_private
-from shardcore.binding.capture.closures import Closures
-from shardcore.binding.capture.python_state import readers, rules
-from shardcore.binding.capture.python_state.names import OF_CLOSURES, OF_FUNCTIONS, PROBES
+from shardcore.binding.capture.python_state import code_facts, readers, rules
 from shardcore.binding.capture.python_state.object_walk import ObjectWalk
 from shardcore.binding.capture.python_state.objects import FUNCTIONS_OF_C, is_of, wrapped
 from shardcore.binding.capture.python_state.observed import ObservedCalls
-from shardcore.binding.capture.python_state.origins import is_known, origin_of
 from shardcore.binding.capture.python_state.watched import WatchedValues
+from shardcore.binding.capture.signatures import Closures
 from shardcore.binding.ranks.rank_consistency import variables_of
 from shardcore.domain.capture import NotCaptured
 
@@ -34,7 +32,7 @@ def watch_state(
     metadata_of: Callable[[Any], tuple[Any, ...]],
     closures: Closures | None = None,
 ) -> WatchedValues:
-    """Returns all that the steps of `trainer`, which call the functions `called`, may read.
+    """Walks to all that the steps of `trainer`, which call the functions `called`, may read.
 
     Args:
         trainer: The model.
@@ -62,7 +60,7 @@ def _walk_step(
 ) -> "_StepWalk":
     captured = closures or Closures.of()
     walk = _StepWalk(called, names, watched)
-    called.check()
+    called.check_calls()
     walk.visit_model(trainer)
     walk.visit_objects(captured.objects)
     walk.visit_code(captured.codes)
@@ -82,7 +80,7 @@ class _StepWalk(ObjectWalk):
     def _probes_attributes(self) -> bool:
         """Whether the user's code may ask for an attribute that is not there."""
         is_trying = any(code.co_exceptiontable for code in self.called.users())
-        return is_trying or not self.user_names.isdisjoint(PROBES)
+        return is_trying or not self.user_names.isdisjoint(code_facts.PROBES)
 
     def visit_model(self, trainer: Any) -> None:
         """Visits the layers, optimizer, metrics and losses of a model."""
@@ -176,19 +174,18 @@ class _StepWalk(ObjectWalk):
             self._visit_pending()
 
     def _globals(self, code: CodeType) -> dict[str, Any] | None:
-        """Returns the global variables of code; None if no function with it is known yet."""
         if space := self.namespaces.get(id(code)):
             return space
-        module = sys.modules.get(origin_of(code).module)
+        module = sys.modules.get(code_facts.origin_of(code).module)
         return vars(module) if isinstance(module, ModuleType) else None
 
     def _is_closed(self, code: CodeType) -> bool:
-        """Returns whether code reads names of Python's alone, as methods of a `dataclass` do."""
+        """Checks that code reads Python's names alone, as methods of a `dataclass` do."""
         known = vars(builtins).keys() | {"_tuple_new"}
         return code.co_filename == "<string>" and self.called.names_of(code).variables <= known
 
     def _add_cached_function(self, function: Any) -> None:
-        if is_of(function, FunctionType) and not is_known(function.__code__):
+        if is_of(function, FunctionType) and not code_facts.is_known(function.__code__):
             self._add_globals(function.__code__, function.__globals__)
 
     def _add_function(self, function: FunctionType, name: str) -> None:
@@ -197,11 +194,11 @@ class _StepWalk(ObjectWalk):
         In the closure of a library's function there may be one of the user's.
         """
         code, watch = function.__code__, self.watched.add_results
-        is_own = not is_known(code)
+        is_own = not code_facts.is_known(code)
         if is_own:
             title = f"function {function.__qualname__}"
             self._add_attributes(vars(function), title, is_library=False)
-            if self.user_names & OF_FUNCTIONS:
+            if self.user_names & code_facts.OF_FUNCTIONS:
                 watch(partial(readers.FUNCTION_STATE, function), f"code or defaults of {title}")
                 watch(partial(readers.FUNCTION_TEXTS, function), f"names of {title}")
             self._add_read_state(function, title)
@@ -226,7 +223,7 @@ class _StepWalk(ObjectWalk):
         if "__globals__" in self.user_names:
             space = function.__globals__
             self._add_named(space, self.user_names, str(space.get("__name__")))
-        if not self.user_names.isdisjoint(OF_CLOSURES):
+        if not self.user_names.isdisjoint(code_facts.OF_CLOSURES):
             for cell in function.__closure__ or ():
                 self.watched.add_result(partial(readers.CELL_CONTENTS, cell), f"closure of {title}")
                 self._add(readers.read_or_none(cell, None), f"closure of {title}")
