@@ -12,7 +12,7 @@ from shardcore.binding.cost import make_plan
 from shardcore.binding.data import batches, data_adapters
 from shardcore.binding.engine import adoption, initial, operations, products, quantized, variable
 from shardcore.binding.inspection import explained_step
-from shardcore.binding.keras_private import rebinding, shapes
+from shardcore.binding.keras_private import patches, shapes
 from shardcore.binding.keras_private.patches import Replacement, declared_in
 from shardcore.binding.ranks import ambient, disabled
 from shardcore.binding.torch_modules import wrapper
@@ -38,7 +38,7 @@ INSTALLED = _declared_in(
     )
 )
 # What is replaced in a context only: while a model is built for a plan, or explained.
-TEMPORARY = _declared_in((rebinding, shapes, make_plan, explained_step))
+TEMPORARY = _declared_in((patches, shapes, make_plan, explained_step))
 # The patches that the installed release of Keras needs, by their keys.
 PATCHES = {
     replacement.patch.key: replacement.patch

@@ -9,9 +9,8 @@ import keras
 import torch
 from keras import Variable
 
-from shardcore.binding.keras_private.patches import replaces
+from shardcore.binding.keras_private.patches import replaced, replaces
 from shardcore.binding.keras_private.process import is_symbolic
-from shardcore.binding.keras_private.rebinding import replaced
 from shardcore.binding.types import Original
 from shardcore.domain.errors import PolicyError
 
@@ -109,7 +108,7 @@ class _Reads:
 
 
 def _is_expanded(x: Any) -> bool:
-    """Returns whether a variable, or its parameter, is one element in memory that is expanded."""
+    """Recognizes by its strides a variable, or its parameter, that is one zero in memory."""
     value = x._value if isinstance(x, Variable) else x
     is_parameter = isinstance(value, torch.nn.Parameter)
     return is_parameter and value.numel() > 1 and not any(value.stride())
