@@ -8,7 +8,7 @@ from shardcore.binding import layouts as layout_map
 from shardcore.binding.capture import generation, slices
 from shardcore.binding.checkpoints import backup
 from shardcore.binding.checkpoints.files import callbacks, loading, saving
-from shardcore.binding.cost import make_plan
+from shardcore.binding.cost import plan
 from shardcore.binding.data import batches, data_adapters
 from shardcore.binding.engine import adoption, initial, operations, products, quantized, variable
 from shardcore.binding.inspection import explained_step
@@ -38,7 +38,7 @@ INSTALLED = _declared_in(
     )
 )
 # What is replaced in a context only: while a model is built for a plan, or explained.
-TEMPORARY = _declared_in((patches, shapes, make_plan, explained_step))
+TEMPORARY = _declared_in((patches, shapes, plan, explained_step))
 # The patches that the installed release of Keras needs, by their keys.
 PATCHES = {
     replacement.patch.key: replacement.patch

@@ -74,7 +74,7 @@ def trace_step(
     collectives: TracerFactory,
     blocks: Blocks,
 ) -> TracedStep:
-    """Returns the trace of a train step under the distribution that is set.
+    """Runs a train step under the distribution that is set, and notes what it costs.
 
     Args:
         built: The model, and a batch of any number of rows.
@@ -137,7 +137,7 @@ def _own(
 
 
 def rows_of(batch: object) -> int:
-    """Returns the number of rows of a batch.
+    """Reads the number of rows of a batch from its first array.
 
     Raises:
         PolicyError: If it has none.
@@ -153,7 +153,7 @@ def rows_of(batch: object) -> int:
 
 
 def _with_rows(batch: Any, rows: int) -> Any:
-    """Returns a batch of `rows` rows, each a copy of the first."""
+    """Repeats the first row of a batch: without values rows are equal anyway."""
 
     def repeat_first_row(leaf: Any) -> Any:
         if leaf is None:
