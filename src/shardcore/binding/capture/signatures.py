@@ -107,7 +107,6 @@ class _ClosureWalk:
     visited: dict[int, Any] = attrs.field(factory=dict, init=False)
 
     def key(self, value: Any) -> Iterator[Any]:
-        """Yields the parts of the key of a value, and notes its contents."""
         if isinstance(value, PLAIN):
             yield type(value), value
         elif id(value) in self.visited:

@@ -229,7 +229,9 @@ class CapturedStep:
             entry.traces[trace.numbers] = trace
         else:
             entry.traces.pop(trace.numbers, None)
-            self._keep(outcome.program, entry)
+            entry.programs.append(outcome.program)
+            self.trainer.zero_grad()  # no later step overwrites the gradients of the eager ones
+            self._reports.report_capture(self._called.effects(), outcome.program.remark)
         return outputs
 
     def _outcome(
@@ -276,11 +278,6 @@ class CapturedStep:
         if trace.numbers not in entry.traces and known == _MOST_SPECIALIZATIONS:
             return f"it reads other values on the host each time: {trace.last_read}: {_KEEP}"
         return ""
-
-    def _keep(self, program: Program, entry: CacheEntry) -> None:
-        entry.programs.append(program)
-        self.trainer.zero_grad()  # no later step overwrites the gradients of the eager ones
-        self._reports.report_capture(self._called.effects(), program.remark)
 
     def _refuse(self, entry: CacheEntry, reason: str) -> None:
         entry.apply_event(Event.REFUSED)

@@ -167,7 +167,7 @@ def _repeat(node: Any, after: Any, calls: Mapping[int, int]) -> bool:
         and _is_like(args[0], output)
         and not {id(v) for v in one.variables} & {id(v) for v in other.variables}
         and _are_same((args[1:], kwargs), (next_args[1:], next_kwargs))
-        and Equality().holds(one, other)
+        and _Equality().holds(one, other)
     )
 
 
@@ -176,16 +176,16 @@ def _is_like(one: object, other: KerasTensor) -> bool:
 
 
 def _are_same(some: object, others: object) -> bool:
-    """Compares the arguments of two calls: tensors by identity, others as `Equality` does."""
+    """Compares the arguments of two calls: tensors by identity, others as `_Equality` does."""
     pairs = zip(keras.tree.flatten(some), keras.tree.flatten(others), strict=False)
     return len(keras.tree.flatten(some)) == len(keras.tree.flatten(others)) and all(
-        one is other or (not isinstance(one, KerasTensor) and Equality().holds(one, other))
+        one is other or (not isinstance(one, KerasTensor) and _Equality().holds(one, other))
         for one, other in pairs
     )
 
 
 @attrs.define
-class Equality:
+class _Equality:
     """Compares what two layers hold: configuration, layers, variables and functions, not values."""
 
     _pairs: dict[int, tuple[object, object]] = attrs.field(factory=dict, init=False)
@@ -218,7 +218,6 @@ class Equality:
         return self._of_attributes(one, other)
 
     def all_hold(self, some: list[object], others: list[object]) -> bool:
-        """Compares two lists, member by member."""
         return len(some) == len(others) and all(map(self.holds, some, others))
 
     def _of_attributes(self, one: object, other: object) -> bool:
@@ -238,18 +237,18 @@ def _is_noted(value: object) -> bool:
     return keras_private.is_bookkeeping(value) or keras_private.is_tracker(value)
 
 
-def _are_functions_equal(equality: Equality, one: Any, other: Any) -> bool:
+def _are_functions_equal(equality: _Equality, one: Any, other: Any) -> bool:
     cells = [
         [cell.cell_contents for cell in function.__closure__ or ()] for function in (one, other)
     ]
     return one.__code__ is other.__code__ and equality.all_hold(*cells)
 
 
-def _alike(_equality: Equality, one: Any, other: Any) -> bool:
+def _alike(_equality: _Equality, one: Any, other: Any) -> bool:
     return (tuple(one.shape), one.dtype) == (tuple(other.shape), other.dtype)
 
 
-_COMPARED: tuple[tuple[Any, Callable[[Equality, Any, Any], bool]], ...] = (
+_COMPARED: tuple[tuple[Any, Callable[[_Equality, Any, Any], bool]], ...] = (
     (keras.Variable, lambda equality, one, other: _alike(equality, one, other)
      and one.trainable == other.trainable),
     (torch.Tensor, _alike),

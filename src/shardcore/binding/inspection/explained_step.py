@@ -105,8 +105,6 @@ class ExplainedStep:
 
     @contextmanager
     def _follow(self, tracer: CollectiveTracer) -> Iterator[None]:
-        """Follows calls, outputs, assignments and reads in the context."""
-
         def layer_call(original: Original, layer: Layer, *args: object, **kwargs: object) -> Any:
             if keras_private.is_symbolic():
                 return original(layer, *args, **kwargs)

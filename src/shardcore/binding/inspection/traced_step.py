@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from shardcore.binding import keras_private
-from shardcore.binding.checkpoints.state import StateTensor
 from shardcore.binding.inspection.without_values import BuiltModel, RunStep, build_model, run_step
 from shardcore.binding.keras_private.variables import tensor_of
 from shardcore.binding.ranks import rank_consistency
@@ -166,13 +165,10 @@ def _with_rows(batch: Any, rows: int) -> Any:
 def _stored_tensors(ran: RunStep) -> Iterator[tuple[int, Stored]]:
     """Yields the tensors of variables by the numbers of their allocations, values first."""
     for tensor, number in ran.state:
-        yield number, _of_state(tensor)
+        spec, itemsize = tensor.layout.spec, tensor.local.element_size()
+        yield number, Stored(tensor.path, tensor.shape, spec, itemsize)
     for variable, number in ran.gradients:
         layout, shape = stored_layout(variable), tuple(variable.shape)
         spec = (None,) * len(shape) if layout is None else layout.spec
         itemsize = tensor_of(variable).element_size()
         yield number, Stored(variable.path, shape, spec, itemsize)
-
-
-def _of_state(tensor: StateTensor) -> Stored:
-    return Stored(tensor.path, tensor.shape, tensor.layout.spec, tensor.local.element_size())

@@ -28,11 +28,13 @@ class _NoFile(saving_lib.H5IOStore):  # type: ignore[misc]
 
     def __init__(self) -> None:
         self.archive = None
+        self._group = ""
 
     def __bool__(self) -> bool:
         return True
 
     def make(self, path: str, metadata: object = None) -> "_NoFile":
+        self._group = path
         return self
 
     def __setitem__(self, key: str, value: object) -> None:
@@ -80,27 +82,16 @@ def _gather(variables: Iterable[keras.Variable]) -> None:
         keras.ops.convert_to_numpy(variable)
 
 
-class _Keys(saving_lib.H5IOStore):  # type: ignore[misc]
+class _Keys(_NoFile):
     """A store that notes the keys of variables, and stores nothing."""
 
     def __init__(self) -> None:
-        self.archive = None
-        self.found: dict[int, str] = {}
-        self._group = ""
-
-    def __bool__(self) -> bool:
-        return True
-
-    def make(self, path: str, metadata: object = None) -> "_Keys":
-        self._group = path
-        return self
+        super().__init__()
+        self.keys_by_id: dict[int, str] = {}
 
     def __setitem__(self, key: str, value: object) -> None:
         if isinstance(value, keras.Variable):
-            self.found[id(value)] = "/".join(filter(None, (self._group, "vars", key)))
-
-    def close(self) -> None:
-        pass
+            self.keys_by_id[id(value)] = "/".join(filter(None, (self._group, "vars", key)))
 
 
 def weight_keys(model: Model) -> dict[int, str]:
@@ -119,7 +110,7 @@ def weight_keys(model: Model) -> dict[int, str]:
         visited_saveables={id(skipped) for skipped in (*others, optimizer)},
     )
     moments = enumerate(getattr(optimizer, "variables", ()))
-    return store.found | {id(moment): f"optimizer/vars/{number}" for number, moment in moments}
+    return store.keys_by_id | {id(moment): f"optimizer/vars/{number}" for number, moment in moments}
 
 
 def is_remote(path: str) -> bool:

@@ -63,20 +63,23 @@ def graph_tensors(trainer: Model) -> Iterator[tuple[str, dict[str, Any], list[to
     Each is the name of the called layer or operation, the attributes `args` and `kwargs` of the
     call, and the tensors.
     """
-    for layer in layers_of(trainer):
-        graph = getattr(layer, "_nodes_by_depth", {})
-        for node in (node for nodes in graph.values() for node in nodes):
-            arguments = tree.flatten((node.arguments.args, node.arguments.kwargs))
-            tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
-            if tensors:
-                yield node.operation.name, vars(node.arguments), tensors
+    for node in _nodes_in(trainer):
+        arguments = tree.flatten((node.arguments.args, node.arguments.kwargs))
+        tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+        if tensors:
+            yield node.operation.name, vars(node.arguments), tensors
 
 
 def operations_of(trainer: Model) -> list[Any]:
     """Lists the operations in functional graphs that are no layers, such as `ops.clip`."""
-    graphs = [getattr(layer, "_nodes_by_depth", {}) for layer in layers_of(trainer)]
-    nodes = [node for graph in graphs for nodes in graph.values() for node in nodes]
-    return [node.operation for node in nodes if not isinstance(node.operation, Layer)]
+    operations = (node.operation for node in _nodes_in(trainer))
+    return [operation for operation in operations if not isinstance(operation, Layer)]
+
+
+def _nodes_in(trainer: Model) -> Iterator[Node]:
+    for layer in layers_of(trainer):
+        for nodes in getattr(layer, "_nodes_by_depth", {}).values():
+            yield from nodes
 
 
 def hook_of(trainer: Model, hooks_of: Callable[[Any], Iterable[object]]) -> str:

@@ -220,7 +220,6 @@ class _LayerCalls:
 
     @replaces("keras.src.layers.layer:Layer.__call__", reason="Follows the calls of layers.")
     def layer_call(self, original: Original, *args: object, **kwargs: object) -> Any:
-        """Replaces `Layer.__call__`."""
         return self.call(original, *args, **kwargs)
 
 

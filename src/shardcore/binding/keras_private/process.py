@@ -192,7 +192,11 @@ class KerasState:
         policy = global_state.get_global_attribute(_POLICY)
         generator = global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
         return cls(
-            {name: getattr(keras.config, name)() for name in filter(_is_setting, _SETTINGS)},
+            {
+                name: getattr(keras.config, name)()
+                for name in _SETTINGS
+                if hasattr(keras.config, f"set_{name}")
+            },
             {name: value for name, value in noted.items() if value is not None},
             None if policy is None else keras.saving.serialize_keras_object(policy),
             None if generator is None else keras.ops.convert_to_numpy(generator.state),
@@ -261,7 +265,3 @@ def why_not_sent(value: object) -> str:
     kind = next((words for kind, words in kinds if isinstance(value, kind)), "")
     name = getattr(value, "name", None)
     return f"{kind} ({name!r})" if kind and name else kind
-
-
-def _is_setting(name: str) -> bool:
-    return hasattr(keras.config, f"set_{name}")

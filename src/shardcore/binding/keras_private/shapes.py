@@ -96,7 +96,6 @@ class _Reads:
         everywhere=True,
     )
     def to_numpy(self, original: Original, x: Any) -> Any:
-        """Replaces `convert_to_numpy`."""
         if _is_expanded(x):
             raise PolicyError(
                 f"{self.reader} was called to see the model's shapes only, and reads values of a "

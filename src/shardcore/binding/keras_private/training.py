@@ -31,7 +31,6 @@ from shardcore.binding.keras_private.lines import LINE, find
 
 TRAINER = find("keras.src.backend.torch.trainer:TorchTrainer")
 
-
 # The callbacks that write files, and the attribute of each that has the path.
 _PATHS: tuple[tuple[type[Callback], str], ...] = (
     (BackupAndRestore, "backup_dir"),
@@ -43,24 +42,12 @@ _PATHS: tuple[tuple[type[Callback], str], ...] = (
 LOOP_STEPS = "_shardcore_loop_steps"
 # The method by which a model of keras-hub fills its cache with the prompt.
 FILLS_CACHE = "_build_cache"
-
-
 # Attributes of a trainer on its runs, which no step reads.
 RUNS_NOTED = {
-    FILLS_CACHE,
-    LOOP_STEPS,
-    "_eval_epoch_iterator",
-    "_initial_epoch",
-    "history",
-    "predict_function",
-    "stop_evaluating",
-    "stop_predicting",
-    "stop_training",
-    "test_function",
-    "train_function",
+    *(FILLS_CACHE, LOOP_STEPS, "_eval_epoch_iterator", "_initial_epoch", "history"),
+    *("predict_function", "test_function", "train_function"),
+    *("stop_evaluating", "stop_predicting", "stop_training"),
 }
-
-
 # Methods of a model that make the functions which run the steps of an epoch.
 _LOOPS = ("make_train_function", "make_test_function")
 # Callbacks that call nothing of a user's in a step.
@@ -68,11 +55,8 @@ _QUIET = (
     *(BackupAndRestore, EarlyStopping, History, ModelCheckpoint, ProgbarLogger),
     *(ReduceLROnPlateau, TerminateOnNaN),
 )
-
 # Attributes of a layer that Keras empties and fills in each step.
 REFILLED = {"_losses", "_loss_ids", "_losses_override"}
-
-
 # Attributes that Keras or torch sets when it makes or builds a layer, and that no step changes.
 FIXED = {
     *("name", "_path", "_parent_path", "_lock", "_called", "_call_signature", "build"),

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, lru_cache, wraps
+from functools import lru_cache, wraps
 from itertools import takewhile
 from types import CodeType, ModuleType
 from typing import Any, TypeGuard
@@ -45,60 +45,36 @@ _VARIABLES = ("LOAD_GLOBAL", "LOAD_NAME")
 _IGNORED = frozenset({"PUSH_NULL", "PRECALL", "CACHE", "NOP", "RESUME", "COPY_FREE_VARS"})
 
 
-@attrs.frozen
-class Origin:
-    """The module that code belongs to.
-
-    Args:
-        module: Its name; empty if no module has the code's file: it is the user's.
-        is_library: Whether it is of a library whose reads are compared.
-        is_standard: Whether it is of the standard library.
-        is_pure: Whether it is of the standard library, and depends on its operands only.
-        is_effect: Whether it prints or logs.
-    """
-
-    module: str
-    is_library: bool
-    is_standard: bool
-    is_pure: bool
-    is_effect: bool
-
-
-def origin_of(code: CodeType) -> Origin:
-    """Looks up the module that has the file of code."""
-    return _origin_of_module(_module_with(code.co_filename))
-
-
-@cache
-def _origin_of_module(name: str) -> Origin:
-    is_effect = name.partition(".")[0] in rules.EFFECTS
-    return Origin(
-        name, rules.is_library(name), rules.is_standard(name), rules.is_pure(name), is_effect
-    )
+def module_of(code: CodeType) -> str:
+    """Looks up the module, or the library, that has the file of code; empty without: a user's."""
+    if generated := _GENERATED.match(code.co_filename):
+        return generated.group(1)
+    name = _names_by_file(len(sys.modules)).get(code.co_filename)
+    return name or _library_with(code.co_filename)
 
 
 def is_known(code: object) -> bool:
     """Tells whether code is a library's, which reads only what is compared."""
     if not is_python(code):
         return True
-    origin = origin_of(code)
-    return origin.is_library or (origin.is_pure and code.co_name != "<lambda>")
+    module = module_of(code)
+    return rules.is_library(module) or (rules.is_pure(module) and code.co_name != "<lambda>")
 
 
 def is_trusted(code: object) -> bool:
     """Tells whether what code calls is no read of the user's."""
     if not is_python(code):
         return True
-    origin = origin_of(code)
-    return origin.is_library or origin.is_effect or is_module_body(code)
+    module = module_of(code)
+    return rules.is_library(module) or rules.is_effect(module) or is_module_body(code)
 
 
 def is_users(code: object) -> bool:
     """Tells whether code is neither a library's nor Python's: it counts, whoever calls it."""
     if not is_python(code):
         return False
-    origin = origin_of(code)
-    return not origin.is_standard and not origin.is_library
+    module = module_of(code)
+    return not rules.is_standard(module) and not rules.is_library(module)
 
 
 def is_python(function: object) -> TypeGuard[CodeType]:
@@ -112,12 +88,6 @@ def is_module_body(code: object) -> bool:
     What `exec` and `eval` run has the same name, and is refused where they are called.
     """
     return isinstance(code, CodeType) and code.co_name == "<module>"
-
-
-def _module_with(file: str) -> str:
-    if generated := _GENERATED.match(file):
-        return generated.group(1)
-    return _names_by_file(len(sys.modules)).get(file) or _library_with(file)
 
 
 def _library_with(file: str) -> str:
@@ -199,7 +169,6 @@ class Names:
 
 
 def _strings(constants: tuple[object, ...]) -> Iterator[str]:
-    """Yields the strings among constants, and in tuples and sets of these."""
     for constant in constants:
         if isinstance(constant, str):
             yield constant

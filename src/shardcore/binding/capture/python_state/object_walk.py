@@ -68,7 +68,6 @@ class ObjectWalk(abc.ABC):
         self.passed_variables, self.passed_attributes = self.called.passed_names()
 
     def _visit(self, value: Any, name: str) -> None:  # noqa: C901 - a case for each kind
-        """Notes what is compared of a value, and adds its parts."""
         kind: Any = type(value)  # a class is hashable, which mypy does not know
         if value is decimal.Decimal or is_of(value, decimal.Decimal):
             self.has_decimals = True
@@ -98,7 +97,6 @@ class ObjectWalk(abc.ABC):
             self._add_object(value, name)
 
     def _add(self, value: object, name: str) -> None:
-        """Puts a value on the list of what is to be visited."""
         if type(value) not in objects.PLAIN_TYPES and id(value) not in self.visited:
             self.visited[id(value)] = value
             self.pending.append((value, name))
@@ -124,7 +122,6 @@ class ObjectWalk(abc.ABC):
                 self._add(tensor.grad, f"the gradient of {name}")
 
     def _add_variable(self, variable: keras.Variable) -> None:
-        """Adds the tensor of a variable, and what Keras reads of it in a step."""
         attributes, title = vars(variable), f"variable {variable.path!r}"
         keys = keras_private.state_of(variable)
         self.watched.add_attributes(attributes, keys, title)
@@ -257,7 +254,6 @@ class ObjectWalk(abc.ABC):
             self.watched.add_content(count, f"size of {title}")
 
     def _add_class(self, kind: type) -> None:
-        """Adds the attributes of a class that is not a library's."""
         self.called.check_class(kind)
         if rules.is_library(kind.__module__) or rules.is_standard(kind.__module__):
             return

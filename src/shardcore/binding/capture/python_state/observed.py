@@ -30,7 +30,7 @@ class ObservedCalls:
 
     has_imported: bool = attrs.field(default=False, init=False)  # a module, in the last step
     _codes: dict[int, CodeType] = attrs.field(factory=dict, init=False)
-    _noted: int = attrs.field(default=0, init=False)
+    count: int = attrs.field(default=0, init=False)  # functions of Python, noted; it never falls
     # The user's code; other code and functions of C that something else than a library may have
     # called.
     _called_outside: dict[Any, None] = attrs.field(factory=dict, init=False)
@@ -48,7 +48,6 @@ class ObservedCalls:
         self._note(profile.getstats())
 
     def _note(self, stats: Iterable[Any]) -> None:
-        """Adds the functions of a profile."""
         entries = list(stats)
         self.has_imported = any(
             getattr(entry.code, "co_name", "") == "_find_and_load_unlocked" for entry in entries
@@ -61,7 +60,7 @@ class ObservedCalls:
                 continue
             if isinstance(code, CodeType) and id(code) not in self._codes:
                 self._codes[id(code)] = code
-                self._noted += 1
+                self.count += 1
             if entry.callcount > by_library.get(_key(code), 0) or code_facts.is_users(code):
                 self._called_outside[code] = None
             if code_facts.is_users(code):
@@ -96,18 +95,13 @@ class ObservedCalls:
         self._called_by_users.clear()
         self._looked_up.clear()
 
-    @property
-    def count(self) -> int:
-        """The number of functions of Python that were noted; it never falls."""
-        return self._noted
-
     def has_called(self, code: CodeType) -> bool:
         """Looks up the code among that of all steps."""
         return id(code) in self._codes
 
     def has_called_module(self, name: str) -> bool:
         """Looks for any function of the module `name`."""
-        return any(code_facts.origin_of(code).module == name for code in self._codes.values())
+        return any(code_facts.module_of(code) == name for code in self._codes.values())
 
     def users(self) -> list[CodeType]:
         """Lists the code that is read: the user's, and that of unknown modules."""
@@ -136,7 +130,7 @@ class ObservedCalls:
                 if rules.is_setting(code) and not self._is_named(code, rules.bare_name(code)):
                     why = ""  # a library asks for it where the profile does not know the caller
             else:
-                name = f"{code_facts.origin_of(code).module.partition('.')[0]}.{code.co_qualname}"
+                name = f"{code_facts.module_of(code).partition('.')[0]}.{code.co_qualname}"
                 is_refused = name in rules.REFUSED_FUNCTIONS and (
                     name not in rules.USED_BY_LIBRARIES or self._is_named(code, code.co_name)
                 )
@@ -215,7 +209,7 @@ class ObservedCalls:
         """Lists what the user's code does that a captured step does not repeat."""
         # A level that is asked for is no message, nor is one that the level leaves out.
         of_user, all_called = (
-            {code.co_name for code in codes if code_facts.origin_of(code).module in _LOGGING}
+            {code.co_name for code in codes if code_facts.module_of(code) in _LOGGING}
             for codes in (filter(code_facts.is_python, self._called_outside), self._codes.values())
         )
         is_logging = "makeRecord" in all_called and not of_user <= _ASK

@@ -1,6 +1,5 @@
 """State beside the attributes of objects, and how a guard reads it: contents, cells, settings."""
 
-import decimal
 import logging
 import os
 import random
@@ -150,7 +149,7 @@ def _entries(container: dict[Any, Any]) -> list[Any]:
 def state_in_c(value: Any, name: str, watched: WatchedValues) -> None:
     """Adds to `watched` what an object of C has that is no attribute in its `__dict__`."""
     if is_of(value, BaseException):
-        watched.add_results(partial(parts_of_exception, value), name)
+        watched.add_results(partial(_parts_of_exception, value), name)
     if is_of(value, torch.Generator):
         watched.add_content(value.initial_seed, f"the seed of {name}")
     if is_of(value, np.flatiter):
@@ -184,14 +183,9 @@ def class_name(kind: type) -> str:
     return " ".join(vars(type)[name].__get__(kind) for name in ("__name__", "__qualname__"))
 
 
-def parts_of_exception(error: BaseException) -> tuple[Any, ...]:
+def _parts_of_exception(error: BaseException) -> tuple[Any, ...]:
     """Reads the parts of an exception, whatever attributes its class has."""
     return tuple(part.__get__(error) for part in _PARTS_OF_EXCEPTION)
-
-
-def decimal_context() -> str:
-    """Reads the settings of decimal numbers on this thread."""
-    return repr(decimal.getcontext())
 
 
 def level(logger: logging.Logger) -> tuple[Any, ...]:

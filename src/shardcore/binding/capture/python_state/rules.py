@@ -219,6 +219,11 @@ def is_pure(module: str) -> bool:
     return module.partition(".")[0] in PURE_MODULES
 
 
+def is_effect(module: str) -> bool:
+    """Looks up the top package of a module in `EFFECTS`."""
+    return module.partition(".")[0] in EFFECTS
+
+
 def why_unknown(function: str) -> str:
     """Finds why a function of C may not be captured; empty if it may.
 

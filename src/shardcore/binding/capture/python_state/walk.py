@@ -5,6 +5,7 @@ An attribute counts if the code that ran names it. What counts is compared, or t
 
 import abc
 import builtins
+import decimal
 import logging
 import sys
 from collections.abc import Callable, Iterable
@@ -44,29 +45,23 @@ def watch_state(
     Raises:
         NotCaptured: If the code may read what cannot be compared.
     """
-    names = called.attribute_names()
-    walk = _walk_step(trainer, called, names, WatchedValues(metadata_of), closures)
-    if walk.names_are_computed and names is not None:
-        walk = _walk_step(trainer, called, None, WatchedValues(metadata_of), closures)
-    return walk.watched
-
-
-def _walk_step(
-    trainer: Any,
-    called: ObservedCalls,
-    names: frozenset[str] | None,
-    watched: WatchedValues,
-    closures: Closures | None,
-) -> "_StepWalk":
     captured = closures or Closures.of()
-    walk = _StepWalk(called, names, watched)
-    called.check_calls()
-    walk.visit_model(trainer)
-    walk.visit_objects(captured.objects)
-    walk.visit_code(captured.codes)
-    walk.check_weak_references()
-    walk.visit_environment()
-    return walk
+
+    def walk_by(names: frozenset[str] | None) -> _StepWalk:
+        walk = _StepWalk(called, names, WatchedValues(metadata_of))
+        called.check_calls()
+        walk.visit_model(trainer)
+        walk.visit_objects(captured.objects)
+        walk.visit_code(captured.codes)
+        walk.check_weak_references()
+        walk.visit_environment()
+        return walk
+
+    names = called.attribute_names()
+    walk = walk_by(names)
+    if walk.names_are_computed and names is not None:
+        walk = walk_by(None)
+    return walk.watched
 
 
 @attrs.define(eq=False)
@@ -83,7 +78,6 @@ class _StepWalk(ObjectWalk):
         return is_trying or not self.user_names.isdisjoint(code_facts.PROBES)
 
     def visit_model(self, trainer: Any) -> None:
-        """Visits the layers, optimizer, metrics and losses of a model."""
         seed = keras_private.global_seed()
         for variable in [*variables_of(trainer), *([] if seed is None else [seed])]:
             self._add(variable, f"variable {variable.path!r}")
@@ -105,7 +99,6 @@ class _StepWalk(ObjectWalk):
         self._visit_pending()
 
     def visit_objects(self, values: Iterable[object]) -> None:
-        """Visits objects that may not be the model's."""
         for value in values:
             self._add(value, f"{type(value).__name__} in a closure")
         self._visit_pending()
@@ -161,7 +154,7 @@ class _StepWalk(ObjectWalk):
             if not asking.isdisjoint(self.user_names):
                 watch(read, title)
         if self.has_decimals or "Decimal" in self.user_names:
-            watch(readers.decimal_context, "the context of decimal numbers")
+            watch(lambda: repr(decimal.getcontext()), "the context of decimal numbers")
         self._add_named(*keras_private.global_state_of(self.user_names), "Keras' global state")
         self._visit_pending()
         if self.called.has_called_module("numpy._core.arrayprint"):
@@ -176,7 +169,7 @@ class _StepWalk(ObjectWalk):
     def _globals(self, code: CodeType) -> dict[str, Any] | None:
         if space := self.namespaces.get(id(code)):
             return space
-        module = sys.modules.get(code_facts.origin_of(code).module)
+        module = sys.modules.get(code_facts.module_of(code))
         return vars(module) if isinstance(module, ModuleType) else None
 
     def _is_closed(self, code: CodeType) -> bool:
