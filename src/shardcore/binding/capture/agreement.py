@@ -73,7 +73,7 @@ def _all_reduces(trace: StepTrace, session: Session | None) -> RecordedSums | No
     """Takes the maximum of all ranks for each all-reduce; None if their numbers differ.
 
     By these every rank fills its buckets, so that ranks with shards of other sizes, or with more
-    calls, join the same.
+    calls, join the same (ADR 38).
     """
     everyone = gather_from_ranks(trace.all_reduces, session)
     if len({len(sums) for sums in everyone}) > 1:

@@ -89,7 +89,7 @@ def _take_rows(batch: object, session: Session) -> Any:
 def _rows_layout(shape: tuple[int, ...], session: Session) -> Layout:
     """Shards rows over the batch axes; replicates them if there are too few.
 
-    A rank without a row cannot run every operator, and a few rows cost little.
+    A rank without a row cannot run every operator, and a few rows cost little (ADR 5).
     """
     if shape[0] < session.batch_shards:
         return Layout.replicated(session.mesh, len(shape))

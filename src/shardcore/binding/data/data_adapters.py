@@ -78,7 +78,7 @@ class _OwnRows(torch.utils.data.Dataset[Any]):
 
 @attrs.define
 class RowsAhead:
-    """Draws a batch before its step.
+    """Draws a batch before its step (ADR 58).
 
     Args:
         adapter: What the batches come from.

@@ -25,7 +25,7 @@ from shardcore.ports.measurement import EventTracer, TracerFactory, gradients_ap
 
 @attrs.frozen
 class Blocks:
-    """Repeated blocks of a model: each layer is called on the output of the previous one.
+    """Repeated blocks of a model, each called on the output of the previous one (ADR 46).
 
     Args:
         traced: The names of those that the trace has.

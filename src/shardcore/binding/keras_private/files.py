@@ -24,7 +24,7 @@ _Change = Callable[[ModuleType], None]
 
 
 class _NoFile(saving_lib.H5IOStore):  # type: ignore[misc]
-    """A store that all-gathers each value for the rank that writes, and stores none."""
+    """A store that all-gathers each value for the rank that writes, and stores none (ADR 11)."""
 
     def __init__(self) -> None:
         self.archive = None

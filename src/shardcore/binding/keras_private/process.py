@@ -170,7 +170,7 @@ def print_message(message: str) -> None:
 
 @attrs.frozen(eq=False)
 class KerasState:
-    """Settings, the dtype policy and the seeds of Keras.
+    """Settings, the dtype policy and the seeds of Keras, for a new interpreter (ADR 52).
 
     Args:
         settings: The values of `keras.config`, by name.
