@@ -12,7 +12,7 @@ import numpy as np
 from keras import layers
 
 from benchmarks.models import Block
-from shardcore.binding.cost.make_plan import facts_of
+from shardcore.binding.cost.plan import facts_of
 from shardcore.bootstrap.cost import machines, search
 from shardcore.bootstrap.cost.repeats import Repeats, trace_steps
 from shardcore.bootstrap.cost.traces import PlannedCandidate, TraceRequest

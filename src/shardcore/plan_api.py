@@ -84,7 +84,7 @@ def plan(
             f"devices={devices!r}. Give mesh= alone, or policy='auto' with devices= alone.",
             name=policy,
         )
-    from shardcore.binding.cost.make_plan import make_plan
+    from shardcore.binding.cost.plan import make_plan
 
     return make_plan(
         model,

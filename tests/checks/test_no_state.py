@@ -47,8 +47,7 @@ ALLOWED = {
     "adapters/capture/recording/functions.py: cache of seeded_by_tensor": "of functions of Keras",
     "adapters/capture/recording/functions.py: cache of _is_of_torch": "of classes",
     "adapters/capture/recording/values.py: cache of _is_value": "of classes",
-    "binding/capture/python_state/origins.py: cache of _origin_of_module": "of names",
-    "binding/capture/python_state/origins.py: cache of _names_by_file": "of Python's modules",
+    "binding/capture/python_state/code_facts.py: cache of _names_by_file": "of Python's modules",
     **dict.fromkeys(
         (
             f"binding/capture/python_state/objects.py: cache of {name}"

@@ -7,8 +7,7 @@ import keras
 import pytest
 
 from shardcore.binding import patch_table
-from shardcore.binding.keras_private.patches import replaces
-from shardcore.binding.keras_private.rebinding import replaced
+from shardcore.binding.keras_private.patches import replaced, replaces
 from tests import patches
 from tests.checks.tree import ROOT
 

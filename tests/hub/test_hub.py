@@ -14,7 +14,7 @@ import pytest
 
 import shardcore
 from shardcore.binding import keras_private
-from shardcore.binding.cost.make_plan import describe
+from shardcore.binding.cost.facts import describe
 from shardcore.domain.capture import State
 from shardcore.domain.layouts.mesh import Mesh
 from shardcore.testing import run_ranks

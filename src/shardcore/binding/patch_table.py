@@ -5,14 +5,14 @@ from types import ModuleType
 
 from shardcore.binding import backend_library, keras_private, metric_sums
 from shardcore.binding import layouts as layout_map
-from shardcore.binding.capture import slices, while_loops
+from shardcore.binding.capture import generation, slices
 from shardcore.binding.checkpoints import backup
 from shardcore.binding.checkpoints.files import callbacks, loading, saving
-from shardcore.binding.cost import make_plan
+from shardcore.binding.cost import plan
 from shardcore.binding.data import batches, data_adapters
 from shardcore.binding.engine import adoption, initial, operations, products, quantized, variable
 from shardcore.binding.inspection import explained_step
-from shardcore.binding.keras_private import rebinding, shapes
+from shardcore.binding.keras_private import patches, shapes
 from shardcore.binding.keras_private.patches import Replacement, declared_in
 from shardcore.binding.ranks import ambient, disabled
 from shardcore.binding.torch_modules import wrapper
@@ -29,7 +29,7 @@ INSTALLED = _declared_in(
         *(backend_library, layout_map, metric_sums),
         *(ambient, disabled),
         *(adoption, initial, quantized, variable),
-        *(calls, operations, products, slices, while_loops),
+        *(calls, operations, products, slices, generation),
         wrapper,
         *(batches, data_adapters),
         *(ends, loops, loss_scaling, optimizer_updates, steps),
@@ -38,7 +38,7 @@ INSTALLED = _declared_in(
     )
 )
 # What is replaced in a context only: while a model is built for a plan, or explained.
-TEMPORARY = _declared_in((rebinding, shapes, make_plan, explained_step))
+TEMPORARY = _declared_in((patches, shapes, plan, explained_step))
 # The patches that the installed release of Keras needs, by their keys.
 PATCHES = {
     replacement.patch.key: replacement.patch

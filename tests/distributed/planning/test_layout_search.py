@@ -8,7 +8,7 @@ import pytest
 
 import shardcore
 from shardcore.adapters.ranks.job import devices
-from shardcore.binding.cost.make_plan import facts_of
+from shardcore.binding.cost.plan import facts_of
 from shardcore.bootstrap.cost import auto, machines, search
 from shardcore.bootstrap.cost.repeats import Repeats, trace_steps
 from shardcore.bootstrap.cost.traces import TraceRequest

@@ -9,7 +9,7 @@ import torch
 from keras import layers
 
 import shardcore
-from shardcore.binding.cost.make_plan import describe
+from shardcore.binding.cost.facts import describe
 from shardcore.domain.errors import RuleError
 from shardcore.testing import run_ranks
 from tests.distributed.planning.planned import X, build, in_a_process, plan, use

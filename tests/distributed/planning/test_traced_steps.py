@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from keras import layers
 
-from shardcore.binding.cost.make_plan import facts_of
+from shardcore.binding.cost.plan import facts_of
 from shardcore.bootstrap.cost import machines, search
 from shardcore.bootstrap.cost.repeats import Repeats, trace_steps
 from shardcore.bootstrap.cost.traces import Job, PlannedCandidate, TraceRequest, steps

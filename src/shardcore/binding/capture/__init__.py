@@ -1,4 +1,4 @@
 """Steps that run from a trace: the controller, its guards, and what the ranks agree on.
 
-Import `step.CapturedStep`; `install` imports the loops and slices of `generate()`.
+Import `step.CapturedStep`; `install` imports `generation` and `slices`.
 """

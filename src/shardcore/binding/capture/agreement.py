@@ -31,7 +31,7 @@ class Outcome:
 
 
 def gather_from_ranks(value: object, session: Session | None) -> list[Any]:
-    """Returns the values of all ranks, this rank's alone on one device."""
+    """Exchanges a value with all ranks, in their order; on one device there is one."""
     return [value] if session is None else session.processes.gather(value)
 
 
@@ -40,7 +40,7 @@ def agree_on_outcome(
     trace: StepTrace,
     session: Session | None,
 ) -> Outcome:
-    """Returns one outcome for all ranks: this rank's, or the outcome of a rank without a program.
+    """Exchanges outcomes, and lets the worst one win: no rank alone has a program.
 
     Args:
         make: Makes the outcome of this rank, by these all-reduces; by its own if None.
@@ -70,10 +70,10 @@ def agree_on_outcome(
 
 
 def _all_reduces(trace: StepTrace, session: Session | None) -> RecordedSums | None:
-    """Returns the most bytes and calls that a rank has for each all-reduce; None without a match.
+    """Takes the maximum of all ranks for each all-reduce; None if their numbers differ.
 
     By these every rank fills its buckets, so that ranks with shards of other sizes, or with more
-    calls, join the same.
+    calls, join the same (ADR 38).
     """
     everyone = gather_from_ranks(trace.all_reduces, session)
     if len({len(sums) for sums in everyone}) > 1:
@@ -87,10 +87,7 @@ def _all_reduces(trace: StepTrace, session: Session | None) -> RecordedSums | No
 
 
 def _digests(program: Program | None) -> dict[str, str]:
-    """Returns digests that must be equal on all ranks.
-
-    They are of the kinds of all collectives and, for each group, of the sizes of its collectives.
-    """
+    # Ranks of one group must start collectives of equal sizes; all ranks, the same kinds.
     collectives = () if program is None else program.collectives
     kinds = None if program is None else [collective.kind for collective in collectives]
     facts: dict[str, Any] = {"": kinds}

@@ -6,56 +6,24 @@ from contextlib import suppress
 from typing import Any
 
 import attrs
-import torch
 
-from shardcore.binding import keras_private
-from shardcore.binding.capture import torch_modes
+from shardcore.binding.capture.agreement import Outcome
 from shardcore.binding.capture.python_state.guard import PythonGuard
-from shardcore.binding.ranks.session import Session
-from shardcore.domain.capture import Event, GuardFailed, Payback, Progress, State
+from shardcore.binding.capture.signatures import Signature, below_autocast
+from shardcore.domain.capture import (
+    Event,
+    GuardFailed,
+    NotCaptured,
+    Payback,
+    Progress,
+    State,
+    TracesDiffer,
+)
 from shardcore.ports.capture import Program, StepTrace
 
 # Traces without a program are dropped after this many runs: they hold copies of small tensors.
 _MANY_RUNS = 1000
-
-
-@attrs.frozen
-class Signature:
-    """The key of the cache: batches with equal signatures share programs.
-
-    Args:
-        kind: The nesting and dtypes of the batch, and the modes in which the steps run.
-        sizes: The shapes, strides and layouts of their tensors.
-    """
-
-    kind: str
-    sizes: tuple[Any, ...]
-
-    @classmethod
-    def of(cls, data: object, session: Session | None, mode: Any) -> "Signature":
-        """Returns the signature of a batch.
-
-        Args:
-            data: The batch, a nest of tensors.
-            session: The session of the step; None on one device.
-            mode: In what the step differs from others with the same batch.
-        """
-        seen: list[Any] = []
-        sizes: list[Any] = []
-
-        def kind_of(leaf: object) -> Any:
-            if not isinstance(leaf, torch.Tensor):
-                return leaf
-            layout = None if session is None else session.strategy.layout(leaf)
-            sizes.append((tuple(leaf.shape), leaf.stride(), str(layout)))
-            same = next((n for n, earlier in enumerate(seen) if earlier is leaf), None)
-            seen.append(leaf)
-            return f"{leaf.ndim} {leaf.dtype} {leaf.device} {leaf.requires_grad} {same}"
-
-        nest = keras_private.map_leaves(kind_of, data)
-        mesh = None if session is None else session.mesh
-        modes = torch_modes.current(), keras_private.settings(), mode
-        return cls(f"{nest} {modes} {mesh}", tuple(sizes))
+_DRAW = "if it is a random number, draw it by keras.random; else keep it in a variable"
 
 
 @attrs.define(eq=False)
@@ -69,7 +37,7 @@ class CacheEntry:
         programs: The step, specialized to the numbers that it reads; the last one that ran first.
         unstable: Why these steps change too often to be captured; empty if they do not.
         guard: What Python held after the last trace; None before the first, and at the end.
-        payback: The eager steps, and from when on recording one pays.
+        payback: The eager steps, and from when on recording one pays (ADR 59).
     """
 
     signature: Signature
@@ -90,7 +58,7 @@ class CacheEntry:
             self.payback, self._was_due = self.payback.postponed(), False
 
     def is_due(self, left: float | None, recordings: int) -> bool:
-        """Returns whether the step is recorded, now that it has no trace.
+        """Decides whether the step is recorded, now that it has no trace.
 
         Once it was, it is again until all ranks postpone it: Python state may change on one rank
         alone, which begins again while the others record their second step.
@@ -103,7 +71,7 @@ class CacheEntry:
         return self._was_due
 
     def run_eagerly(self, step: Callable[[], Any]) -> Any:
-        """Returns what `step` returns, and notes its time."""
+        """Runs `step`, and adds its seconds to what recording must pay back."""
         began = time.perf_counter()
         outputs = step()
         self.payback = self.payback.after(time.perf_counter() - began)
@@ -112,12 +80,12 @@ class CacheEntry:
     def run(
         self, tensors: Sequence[object], owner: Program | None = None
     ) -> tuple[Any, Program] | None:
-        """Returns the outputs of the program whose guards hold, and the program; None without.
+        """Runs the first program whose guards hold; gives it beside its outputs. None without one.
 
         `owner` may overwrite the tensors: it has made them, and nothing else holds them.
         """
         for program in list(self.programs):
-            with suppress(GuardFailed), torch_modes.as_recorded():
+            with suppress(GuardFailed), below_autocast():
                 outputs = program(tensors, owned=program is owner)
                 self.note_run(program)
                 return outputs, program
@@ -131,6 +99,37 @@ class CacheEntry:
         if program is not self.programs[0]:
             self.programs.remove(program)
             self.programs.insert(0, program)
+
+    def make_program(
+        self,
+        trace: StepTrace,
+        others: Sequence[Program],
+        make: Callable[[StepTrace | Program], Program],
+    ) -> Outcome:
+        """Makes a program of a recorded step if an earlier trace is equal.
+
+        Args:
+            trace: What the step did.
+            others: Programs for batches of other sizes, one of which may replace an earlier trace.
+            make: Makes the program by an earlier trace, or by a program of `others`.
+        """
+        earlier = self.traces.get(trace.numbers)
+        try:
+            if earlier is None:
+                program = _make_by_one([] if self.programs else others, make)
+            else:
+                program = make(earlier)
+            if program is None:
+                return Outcome(Event.RECORDED)
+            assert self.guard is not None, "a step that was recorded has a guard"
+            self.guard.check_holds(program.captured_inputs)
+        except TracesDiffer as difference:
+            if self.progress.after(Event.DIFFERED).is_unstable:
+                return Outcome(Event.REFUSED, reason=f"{difference}: {_DRAW}")
+            return Outcome(Event.DIFFERED)
+        except NotCaptured as refusal:
+            return Outcome(Event.REFUSED, reason=str(refusal))
+        return Outcome(Event.MATCHED, program)
 
 
 @attrs.frozen(eq=False)
@@ -146,3 +145,12 @@ class LastRun:
     entry: CacheEntry
     program: Program
     fits_itself: bool
+
+
+def _make_by_one(
+    others: Sequence[Program], make: Callable[[StepTrace | Program], Program]
+) -> Program | None:
+    for other in others:
+        with suppress(TracesDiffer):
+            return make(other)
+    return None

@@ -14,14 +14,14 @@ Form = tuple[Any, tuple[int, ...]] | None
 
 
 def to_full(value: object, session: Session | None) -> Any:
-    """Returns the full value of a tensor; returns other values unchanged."""
+    """All-gathers a distributed tensor; other values stay."""
     if session is None or not isinstance(value, torch.Tensor):
         return value
     return session.strategy.full_tensor(value)
 
 
 def reduce_partial(value: object, session: Session | None) -> torch.Tensor:
-    """Returns a value as a tensor that is no partial sum."""
+    """Converts a value to a tensor, and all-reduces it if it is a partial sum."""
     tensor: torch.Tensor = keras.ops.convert_to_tensor(value)
     if session is None or not session.strategy.owns(tensor):
         return tensor
@@ -29,7 +29,7 @@ def reduce_partial(value: object, session: Session | None) -> torch.Tensor:
 
 
 def to_local(values: Sequence[Any], session: Session | None) -> tuple[list[Any], list[Form]]:
-    """Returns the local shard and the form of each tensor; other values as they are, and None."""
+    """Splits each tensor into its local shard and its form; other values have no form."""
     forms = [_form(value, session) for value in values]
     if session is None:
         return list(values), forms
@@ -47,7 +47,7 @@ def from_local(
 
 
 def local_tensors(data: object, session: Session | None) -> list[Any]:
-    """Returns the local shards of the tensors of a batch, in order."""
+    """Lists the local shards of the tensors of a batch, below autograd."""
     tensors = [leaf for leaf in keras_private.leaves(data) if isinstance(leaf, torch.Tensor)]
     if session is None:
         return tensors
@@ -56,7 +56,7 @@ def local_tensors(data: object, session: Session | None) -> list[Any]:
 
 
 def are_plain(data: object) -> bool:
-    """Returns whether the tensors of a batch are dense and require no gradients."""
+    """Checks that the tensors of a batch are dense and require no gradients."""
     tensors = (leaf for leaf in keras_private.leaves(data) if isinstance(leaf, torch.Tensor))
     return not any(leaf.requires_grad or leaf.layout is not torch.strided for leaf in tensors)
 

@@ -37,10 +37,9 @@ class Reports:
         before, self._seconds = self._seconds, self._seconds + seconds
         if before <= PATIENCE < self._seconds and self.trainer.jit_compile is not True:
             logger.info(
-                "%s of model %r: its first steps are recorded, in %.1f s so far; the next ones run "
+                "%s: its first steps are recorded, in %.1f s so far; the next ones run "
                 "from the trace. SHARDCORE_LOG=capture tells more.",
-                self.name,
-                self.trainer.name,
+                self.step,
                 self._seconds,
             )
 
@@ -59,17 +58,14 @@ class Reports:
         logger.debug("%s of %r is captured: %.1f s", self.name, self.trainer.name, self._seconds)
         if effects and self._is_new("effects"):
             logger.info(
-                "%s of model %r is captured: its Python does not run again, so its %s are not "
-                "repeated.",
-                self.name,
-                self.trainer.name,
+                "%s is captured: its Python does not run again, so its %s are not repeated.",
+                self.step,
                 " and ".join(effects),
             )
         if remark:
             logger.warning(
-                "%s of model %r is captured, but not compiled as jit_compile=True asks: %s.",
-                self.name,
-                self.trainer.name,
+                "%s is captured, but not compiled as jit_compile=True asks: %s.",
+                self.step,
                 remark,
             )
 
@@ -77,10 +73,9 @@ class Reports:
         """Warns once that the step runs eagerly."""
         if self._is_new(reason):
             logger.warning(
-                "%s of model %r is not captured, so it runs eagerly, with the same numbers: %s. "
+                "%s is not captured, so it runs eagerly, with the same numbers: %s. "
                 "To silence this: model.compile(jit_compile=False).",
-                self.name,
-                self.trainer.name,
+                self.step,
                 reason,
             )
 

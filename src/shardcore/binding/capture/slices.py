@@ -78,7 +78,6 @@ def update(
 
 
 def _is_within(starts: object, sizes: Sequence[int], shape: Sequence[int]) -> bool:
-    """Returns whether a slice is in a tensor of this shape, as far as its places are known."""
     return isinstance(starts, tuple | list) and all(
         isinstance(start, torch.Tensor) or 0 <= start <= length - size
         for start, size, length in zip(starts, sizes, shape, strict=True)
@@ -90,7 +89,6 @@ def _full_index(start: object, session: Session) -> Any:
 
 
 def _from_begin(index: object, size: int) -> Any:
-    """Returns an index into a dim of this size, counted from its begin."""
     return torch.where(index < 0, index + size, index) if isinstance(index, torch.Tensor) else index
 
 
@@ -116,7 +114,6 @@ def _is_number(index: Any) -> bool:
 
 
 def _look_up(tensor: torch.Tensor, indices: Sequence[Any]) -> torch.Tensor:
-    """Returns `tensor[indices]`, with numbers in tensors among the indices."""
     for dim, index in enumerate(indices):
         if _is_number(index):
             from_begin = _from_begin(index, tensor.shape[dim]).reshape(1)

@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -14,18 +15,14 @@ import torch
 
 from shardcore.binding import keras_private
 from shardcore.binding.capture.agreement import Outcome, agree_on_outcome, gather_from_ranks
-from shardcore.binding.capture.cache import CacheEntry, LastRun, Signature
-from shardcore.binding.capture.closures import Closures
+from shardcore.binding.capture.cache import CacheEntry, LastRun
 from shardcore.binding.capture.local_tensors import are_plain, local_tensors
-from shardcore.binding.capture.maker import ProgramMaker
 from shardcore.binding.capture.python_state.guard import PythonGuard
 from shardcore.binding.capture.python_state.object_walk import NEW_ATTRIBUTES
-from shardcore.binding.capture.python_state.observed import (
-    ObservedCalls,
-    is_profiled,
-    without_collection,
-)
+from shardcore.binding.capture.python_state.observed import ObservedCalls, without_collection
+from shardcore.binding.capture.python_state.thread_profile import is_profiled
 from shardcore.binding.capture.reports import Reports
+from shardcore.binding.capture.signatures import Closures, Signature
 from shardcore.binding.ranks.rank_consistency import wait_for_new_trace
 from shardcore.binding.ranks.session import Session
 from shardcore.domain.capture import Event, NotCaptured, Progress, State
@@ -61,12 +58,6 @@ class CapturedStep:
         default=attrs.Factory(lambda step: Reports(step.trainer, step.name), takes_self=True),
         init=False,
     )
-    _maker: ProgramMaker = attrs.field(
-        default=attrs.Factory(
-            lambda step: ProgramMaker(step.trainer, step.capture), takes_self=True
-        ),
-        init=False,
-    )
     _steps: int = attrs.field(default=0, init=False)  # that had a program
     _last: LastRun | None = attrs.field(default=None, init=False)  # None after an eager step
 
@@ -79,7 +70,7 @@ class CapturedStep:
         follows: bool = False,
         left: float | None = math.inf,
     ) -> Any:
-        """Returns what `step` returns for the distributed batch `data`: a nest of plain tensors.
+        """Runs a step for the distributed batch `data`, by a program or eagerly; same outputs.
 
         Steps of another `mode` have other programs. If a step `follows`, no code of the user ran
         since the last one: if that was a run of the same program, its guard still holds. It is
@@ -105,7 +96,6 @@ class CapturedStep:
         return self._outputs(entry, *replayed, before)
 
     def _is_eager(self, entry: CacheEntry, left: float | None) -> bool:
-        """Returns whether the step is neither captured nor recorded."""
         state = entry.progress.state
         if state is State.DEFERRED:
             entry.apply_event(Event.SKIPPED)
@@ -119,7 +109,7 @@ class CapturedStep:
         return True
 
     def _is_audited(self) -> bool:
-        """Returns whether this step is audited: on all ranks it is the same one."""
+        """Counts the step: all ranks audit the same one."""
         self._steps += 1
         return self.capture.audit_interval > 0 and self._steps % self.capture.audit_interval == 0
 
@@ -130,7 +120,7 @@ class CapturedStep:
         return outputs
 
     def run_again(self, tensors: Sequence[object]) -> Any:
-        """Returns the outputs of a step on those of the last one; None if it must be called.
+        """Runs a program on the outputs of its last run; None if the step must be called.
 
         After a program has run twice in a row on its own outputs, only the numbers that it reads
         are compared. Its outputs may be inference tensors.
@@ -148,12 +138,10 @@ class CapturedStep:
     def _outputs(
         self, entry: CacheEntry, outputs: object, program: Program, before: Program | None
     ) -> Any:
-        """Returns the outputs of a run, and notes it; `before` has made its inputs."""
         self._last = LastRun(entry, program, program is before)
         return outputs
 
     def _is_wanted(self, data: object) -> bool:
-        """Returns whether neither `compile()` nor the batch rules it out."""
         jit_compile = self.trainer.jit_compile
         is_main = threading.current_thread() is threading.main_thread()
         if self.trainer.run_eagerly or not is_main or self.capture.is_recording():
@@ -162,14 +150,14 @@ class CapturedStep:
         return is_jit and are_plain(data)
 
     def _is_in_mode(self, session: Session | None) -> bool:
-        """Returns whether a mode of torch is active, on all ranks: a program would not call it."""
+        """Refuses, on all ranks, a step in a mode of torch: a program would not call the mode."""
         if mode := self.capture.active_mode():
             wait_for_new_trace(self._reports.step, f"the active mode of torch ({mode})", session)
             self._reports.report_refusal(f"{mode} is active, which a captured step would not call")
         return bool(mode)
 
     def _entry(self, data: object, session: Session | None, mode: str) -> CacheEntry | None:
-        """Returns the entry for batches like `data`; None if there are too many kinds."""
+        """Looks up the entry for batches like `data`, or makes one; None beyond a limit."""
         signature = Signature.of(data, session, (mode, self.trainer.training))
         if (entry := self._entries.get(signature)) is None:
             if len(self._entries) == _MOST_SIGNATURES:
@@ -182,7 +170,6 @@ class CapturedStep:
         return entry
 
     def _programs(self, kind: str) -> list[Program]:
-        """Returns the programs for batches of one kind, whatever their sizes."""
         entries = [entry for signature, entry in self._entries.items() if signature.kind == kind]
         return [program for entry in entries for program in entry.programs]
 
@@ -242,22 +229,29 @@ class CapturedStep:
             entry.traces[trace.numbers] = trace
         else:
             entry.traces.pop(trace.numbers, None)
-            self._keep(outcome.program, entry)
+            entry.programs.append(outcome.program)
+            self.trainer.zero_grad()  # no later step overwrites the gradients of the eager ones
+            self._reports.report_capture(self._called.effects(), outcome.program.remark)
         return outputs
 
     def _outcome(
         self, entry: CacheEntry, trace: StepTrace, reason: str, most: RecordedSums | None
     ) -> Outcome:
-        """Returns the outcome of recording a step, which has a `reason` if it is refused."""
         # A module's body ran in this step alone: the next one shows the rest.
         if reason and self._called.has_imported:
             return Outcome(Event.SKIPPED)
         if reason:
             return Outcome(Event.REFUSED, reason=reason)
-        return self._maker.make_program(entry, trace, self._programs(entry.signature.kind), most)
+        make = partial(
+            self.capture.program,
+            trace=trace,
+            compiled=self.trainer.jit_compile is True,
+            all_reduces=most,
+        )
+        return entry.make_program(trace, self._programs(entry.signature.kind), make)
 
     def _refusal(self, entry: CacheEntry, trace: StepTrace, session: Session | None) -> str:
-        """Returns why the recorded step cannot have a program; empty if it can.
+        """Finds why the recorded step cannot have a program; empty if it can.
 
         If it can, the guard has the present Python state.
         """
@@ -284,11 +278,6 @@ class CapturedStep:
         if trace.numbers not in entry.traces and known == _MOST_SPECIALIZATIONS:
             return f"it reads other values on the host each time: {trace.last_read}: {_KEEP}"
         return ""
-
-    def _keep(self, program: Program, entry: CacheEntry) -> None:
-        entry.programs.append(program)
-        self.trainer.zero_grad()  # no later step overwrites the gradients of the eager ones
-        self._reports.report_capture(self._called.effects(), program.remark)
 
     def _refuse(self, entry: CacheEntry, reason: str) -> None:
         entry.apply_event(Event.REFUSED)

@@ -1,4 +1,4 @@
-"""Layout maps: made by a policy, and reports of what their rules matched.
+"""Facts of models, layout maps made by a policy, and reports of what their rules matched.
 
-Import `plan.Plan`, `make_plan.make_plan` and `rules_report.rules_report`.
+Import `plan.make_plan`, `plan.Plan` and `rules_report.rules_report`.
 """

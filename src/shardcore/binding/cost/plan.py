@@ -1,21 +1,29 @@
-"""The layout map of a policy."""
+"""Plans: the layout map of a policy, for a built model or a function that builds one."""
 
-from collections.abc import Collection, Iterable
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any, NoReturn
 
 import keras
 
-from shardcore.domain.errors import RuleError
+from shardcore.binding import keras_private
+from shardcore.binding.cost.facts import describe
+from shardcore.binding.keras_private.patches import replaces_value
+from shardcore.binding.ranks.session import Sessions
+from shardcore.domain.errors import PolicyError, RuleError
 from shardcore.domain.layouts.mesh import Mesh
 from shardcore.domain.layouts.paths.rules import PathRules
 from shardcore.domain.layouts.spec import DimSpec, dim_spec
 from shardcore.policies.rules import PlannedRules
-from shardcore.ports.model import VariableFacts
-from shardcore.ports.types import LayoutLike
+from shardcore.ports.model import LayerFacts, VariableFacts
+from shardcore.ports.types import LayoutLike, MeshLike
 from shardcore.reporting.cost.plan import PlanReport, plan_report
 from shardcore.reporting.cost.ranking import Ranking
 
-EDITED = "edited"
+_EDITED = "edited"
+
+Choose = Callable[[LayerFacts, Mesh], PlannedRules]
 
 
 class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
@@ -72,7 +80,7 @@ class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
         keras.distribution.set_distribution(distribution)
 
     def report(self) -> PlanReport:
-        """Returns the report on its current rules and the variables for which it was made.
+        """Matches its current rules with the variables for which it was made.
 
         Raises:
             LayoutError: If a rule does not fit a variable.
@@ -83,11 +91,11 @@ class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the table as plain data, fit for JSON."""
+        """The table as plain data, fit for JSON."""
         return self.report().to_dict()
 
     def to_python(self) -> str:
-        """Returns a program that sets the distribution of the plan without this class."""
+        """Writes a program that sets the distribution of the plan without this class."""
         shape, axis_names = tuple(self.mesh.shape), tuple(self.mesh.axis_names)
         lines = [
             f"# policy {self.policy!r} over mesh {self.mesh}",
@@ -136,7 +144,7 @@ class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
     def _reason(self, key: str) -> str:
         rule = self._made.get(key)
         same = rule is not None and rule.spec == tuple(self._layout_map[key].axes)
-        return rule.reason if same and rule is not None else EDITED
+        return rule.reason if same and rule is not None else _EDITED
 
     def __str__(self) -> str:
         return str(self.report())
@@ -151,3 +159,126 @@ class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
 def _first_three(paths: Iterable[str]) -> str:
     listed = list(paths)
     return ", ".join(listed[:3]) + (", ..." if len(listed) > 3 else "")
+
+
+def make_plan(
+    model: object, mesh: MeshLike, policy: str, choose: Choose, sessions: Sessions | None
+) -> Plan:
+    """Plans for `model`, a built model or a function that builds one on the meta device.
+
+    `sessions` are those of the installation, None without one.
+    """
+    device_mesh = _device_mesh(mesh)
+    facts = facts_of(model, sessions)
+    planned = choose(facts, Mesh(device_mesh.shape, device_mesh.axis_names))
+    return plan_of(facts, device_mesh, policy, planned)
+
+
+def facts_of(model: object, sessions: Sessions | None) -> LayerFacts:
+    """Describes `model`; a function builds it without values, under no distribution."""
+    if isinstance(model, keras.layers.Layer):
+        return _describe_checked(model, "the model")
+    if not callable(model):
+        raise PolicyError(
+            f"A plan is for a built Keras model or a function that builds one, got {model!r}.",
+            got=repr(model),
+        )
+    name = f"{getattr(model, '__name__', repr(model))}()"
+    refusing = partial(_refusing_distributions, name)
+    building = refusing if sessions is None else sessions.ignoring_distributions
+    try:
+        # The meta device has shapes, and no values.
+        return _facts_of_built(model, name, building(), keras.device("meta"))
+    except (NotImplementedError, RuntimeError) as error:
+        if "meta" not in str(error):
+            raise
+    # The function reads numbers, such as those of `keras.ops.linspace`. Only variables lack values.
+    return _facts_of_built(model, name, building(), keras_private.variables_without_memory(name))
+
+
+def plan_of(facts: LayerFacts, mesh: MeshLike, policy: str, planned: PlannedRules) -> Plan:
+    """Makes the layout map over `mesh` of the rules that a policy has planned."""
+    outputs = [layer.output_path for layer in facts.layers() if layer.output_path]
+    return Plan(_device_mesh(mesh), policy, facts.all_variables(), outputs, planned)
+
+
+def joined_mesh(mesh: Mesh) -> Any:
+    """Makes the Keras mesh over all devices of the job, which this process joins."""
+    return keras.distribution.DeviceMesh(mesh.shape, mesh.axis_names)
+
+
+def _device_mesh(mesh: MeshLike) -> Any:
+    """Converts to a Keras mesh; a `Mesh`, without devices, gets placeholder names of them."""
+    if isinstance(mesh, Mesh):
+        devices = [f"device:{rank}" for rank in range(mesh.size)]
+        return keras.distribution.DeviceMesh(mesh.shape, mesh.axis_names, devices)
+    if isinstance(mesh, keras.distribution.DeviceMesh):
+        return mesh
+    raise PolicyError(
+        f"A plan is for a keras.distribution.DeviceMesh, or, where the devices are not at hand, a "
+        f"shardcore.domain.layouts.mesh.Mesh((2, 4), ('data', 'model')); got {mesh!r}.",
+        got=repr(mesh),
+    )
+
+
+class _Refusing:
+    """The place of a backend's library of distributions: each use is an error."""
+
+    def __init__(self, error: PolicyError) -> None:
+        self._error = error
+
+    @replaces_value(
+        "keras.src.distribution.distribution_lib:distribution_lib",
+        reason="A function that builds a model for a plan may set no distribution.",
+    )
+    def instead_of_none(self, original: object) -> object:
+        """Replaces the library that Keras lacks on torch; one that is installed stays."""
+        return original or self
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise self._error
+
+
+@contextmanager
+def _refusing_distributions(name: str) -> Iterator[None]:
+    """Opens a context in which the function `name` may set no distribution.
+
+    Keras to 3.15 has no library for distributions on torch: it fails where one is made.
+    """
+    error = PolicyError(
+        f"{name} sets a distribution, which a plan can only pass over where shardcore is "
+        "installed: call shardcore.install() first."
+    )
+    with keras_private.replaced(_Refusing(error).instead_of_none):
+        yield
+    if keras.distribution.distribution() is not None:
+        raise error
+
+
+def _facts_of_built(
+    build: Callable[[], object],
+    name: str,
+    building: AbstractContextManager[None],
+    values: AbstractContextManager[None],
+) -> LayerFacts:
+    with (
+        keras_private.without_distribution(),
+        keras_private.restored_counts_and_seeds(),
+        keras_private.repeating_shapes(),
+        values,
+    ):
+        with building:
+            built = build()
+        return _describe_checked(built, f"what {name} returned")
+
+
+def _describe_checked(model: object, what: str) -> LayerFacts:
+    if not isinstance(model, keras.layers.Layer):
+        raise PolicyError(f"{what} is {type(model).__name__}, expected a Keras model.")
+    if not model.built or not model.variables:
+        raise PolicyError(
+            f"{what}, {model.name!r}, is not built, so it has no variables yet: give it an Input, "
+            "call it on a batch, or call model.build(shape).",
+            name=model.name,
+        )
+    return describe(model)

@@ -21,7 +21,7 @@ logger = log_of("rules")
 
 
 def rules_report(model: Model, session: Session) -> RulesReport | None:
-    """Returns the report on variables, outputs and rules; None without a layout map."""
+    """Matches the rules with variables and outputs; None without a layout map."""
     layout_map = keras_private.layout_map_of(session.distribution)
     if layout_map is None:
         return None
@@ -36,7 +36,7 @@ def rules_report(model: Model, session: Session) -> RulesReport | None:
 
 
 def stale_rule(variable: Variable, session: Session) -> str | None:
-    """Returns a message if the rules for a variable have changed since it was built, else None."""
+    """Words the warning for a variable whose rules have changed since it was built, else None."""
     if not getattr(variable, "_shardcore_ruled", False):
         return None
     built, now = variable._shardcore_rule, session.rule(variable.path)
@@ -53,13 +53,12 @@ def stale_rule(variable: Variable, session: Session) -> str | None:
 
 
 def _layout(rule: Match[Any] | None) -> Layout | None:
-    """Returns the layout of a rule; None if it shards nothing, as without a rule."""
     layout: Layout | None = None if rule is None else rule.value.backend_layout
     return None if layout is None or layout.is_replicated else layout
 
 
 def _as_decided(report: RulesReport, decided: Mapping[str, str | None]) -> RulesReport:
-    """Returns `report` with the rules that decided, not those that were added too late."""
+    """Replaces rules that were added too late by those that decided."""
     if not decided:
         return report
     undecided = {path: key for path, key in report.matched.items() if path not in decided}
@@ -118,12 +117,10 @@ def warn_of_rules(model: Model, session: Session) -> None:
 
 
 def _overrides_layouts(distribution: ModelParallel) -> bool:
-    """Returns whether a subclass of the user chooses the layouts of variables."""
     return type(distribution).get_variable_layout is not ModelParallel.get_variable_layout
 
 
 def _used_rules(report: RulesReport, session: Session) -> set[str]:
-    """Returns the keys of the rules that a variable or an output of any model has got."""
     outputs = map(session.rule, session.output_paths)
     return {*report.matched.values(), *session.used_rules, *(rule.key for rule in outputs if rule)}
 

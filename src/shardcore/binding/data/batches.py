@@ -28,7 +28,7 @@ logger = log_of("batches")
 
 
 def distribute(data: object, session: Session) -> Any:
-    """Returns a batch, any nest of arrays and tensors, as the global batch.
+    """Shards a batch, any nest of arrays and tensors, over the batch axes.
 
     With `auto_shard_dataset=True` every process has the same global batch and keeps its rows.
     Otherwise each has its own rows, which form the global batch in the order of the batch axis.
@@ -41,19 +41,19 @@ def distribute(data: object, session: Session) -> Any:
 
 
 def take_own_rows(data: object, session: Session) -> Any:
-    """Returns the global batch; each process has all rows and keeps its own."""
+    """Shards a batch of which each process has all rows: it keeps its own."""
     tensors = keras_private.map_leaves(as_tensor, data)
     return keras_private.map_leaves(lambda leaf: _take_rows(leaf, session), tensors)
 
 
 def join_own_rows(data: object, session: Session) -> Any:
-    """Returns the global batch, joined from the rows of each process."""
+    """Makes the global batch of the rows of all processes, each of which has its own."""
     tensors = keras_private.map_leaves(as_tensor, data)
     return _join_all_rows(keras_private.map_tensors(to_device, tensors), session)
 
 
 def as_tensor(leaf: object) -> Any:
-    """Returns arrays of NumPy, pandas, ... as tensors, and other objects as they are."""
+    """Converts arrays of NumPy, pandas, ... to tensors; other objects stay."""
     if isinstance(leaf, torch.Tensor) or not hasattr(leaf, "__array__"):
         return leaf
     array = np.asarray(leaf)
@@ -64,13 +64,13 @@ def as_tensor(leaf: object) -> Any:
 
 
 def own_rows(count: int, session: Session) -> slice | None:
-    """Returns the part of `count` rows that this rank keeps; None if it keeps all."""
+    """Finds the part of `count` rows that this rank keeps; None if it keeps all."""
     layout = _rows_layout((count,), session)
     return None if layout.is_replicated else layout.slices((count,), session.world.position)[0]
 
 
 def join_rows(rows: torch.Tensor, count: int, session: Session) -> Any:
-    """Returns this rank's `rows` as a part of a batch of `count`."""
+    """Makes a sharded batch of `count` rows, of which this rank has `rows`."""
     layout, shape = session.batch_layout(rows.ndim), (count, *rows.shape[1:])
     return session.from_local(to_device(rows), layout, shape)
 
@@ -87,9 +87,9 @@ def _take_rows(batch: object, session: Session) -> Any:
 
 
 def _rows_layout(shape: tuple[int, ...], session: Session) -> Layout:
-    """Returns the layout of rows: sharded over the batch axes, replicated if there are too few.
+    """Shards rows over the batch axes; replicates them if there are too few.
 
-    A rank without a row cannot run every operator, and a few rows cost little.
+    A rank without a row cannot run every operator, and a few rows cost little (ADR 5).
     """
     if shape[0] < session.batch_shards:
         return Layout.replicated(session.mesh, len(shape))
@@ -165,7 +165,7 @@ def _check_alike(gathered: tuple[_Rows, ...]) -> None:
 
 
 def _row_counts(gathered: tuple[_Rows, ...], session: Session) -> tuple[int, ...]:
-    """Returns the number of rows of each place along the batch axes; its processes must agree."""
+    """Counts the rows of each place along the batch axes; its processes must agree."""
     axes = named_axes(session.batch_axes)
     counts: dict[int, int] = {}
     for process, rows in enumerate(gathered):
@@ -203,14 +203,14 @@ def _gather_rows(rows: torch.Tensor, counts: tuple[int, ...], session: Session) 
 
 
 def distribute_step(data: list[object], session: Session) -> list[Any]:
-    """Returns the batches of a step as global batches, with sample weights that it may write to."""
+    """Shards the batches of a step, with sample weights that it may write to."""
     distributed: list[Any] = distribute([_own(batch) for batch in data], session)
     _note_arrays(data, distributed, session.arrays)
     return distributed
 
 
 def step_on_one_device(data: list[object], sessions: Sessions) -> list[Any]:
-    """Returns the batches of a step as tensors, without sharding."""
+    """Converts the batches of a step to tensors."""
     tensors = keras_private.map_leaves(as_tensor, data)
     batches: list[Any] = keras_private.map_tensors(to_device, tensors)
     _note_arrays(data, batches, sessions.arrays)
@@ -267,7 +267,7 @@ def mask(
 
 
 def _was_array(weights: object, arrays: "weakref.WeakSet[torch.UntypedStorage]") -> bool:
-    """Returns whether `weights` are, or are a view of, the tensor of a user's array.
+    """Looks for the tensor of a user's array: `weights`, or the base of a view.
 
     Keras passes that tensor, or a copy in another dtype, which may be written to. A custom loss may
     pass a view, which has separate memory if a sharded dim is viewed.
@@ -278,7 +278,6 @@ def _was_array(weights: object, arrays: "weakref.WeakSet[torch.UntypedStorage]")
 
 
 def _memory(tensor: torch.Tensor) -> torch.UntypedStorage:
-    """Returns the address of a tensor's memory; of a sharded one, of this rank's part."""
     part = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     memory: torch.UntypedStorage = part.untyped_storage()
     return memory

@@ -78,7 +78,7 @@ class _OwnRows(torch.utils.data.Dataset[Any]):
 
 @attrs.define
 class RowsAhead:
-    """Draws a batch before its step.
+    """Draws a batch before its step (ADR 58).
 
     Args:
         adapter: What the batches come from.
@@ -124,7 +124,7 @@ def _is_on_gpu(leaf: object) -> bool:
 
 
 def epoch_facts(adapter: keras_private.DataAdapter, session: Session) -> rank_consistency.Facts:
-    """Returns the facts on arrays that must be equal on all ranks before an epoch."""
+    """Lists what of the arrays must be equal on all ranks before an epoch."""
     arrays = keras_private.arrays_of(adapter)
     if arrays is None or not session.distribution.auto_shard_dataset:
         return {}
@@ -134,7 +134,7 @@ def epoch_facts(adapter: keras_private.DataAdapter, session: Session) -> rank_co
 def compare_batches(
     adapter: keras_private.DataAdapter, batches_of_process: Iterable[object], session: Session
 ) -> Any:
-    """Returns the batches of a data adapter, compared between ranks if no step would.
+    """Compares the batches of a data adapter between ranks, if no step would.
 
     The loader of a `DistributedSampler` gives this rank's own rows, whatever the distribution says.
     """
@@ -176,7 +176,6 @@ class _Read:
 
 
 def _distributed_sampler(adapter: keras_private.DataAdapter) -> DistributedSampler[Any] | None:
-    """Returns the `DistributedSampler` of the adapter's `DataLoader`; None without."""
     loader = keras_private.loader_of(adapter)
     sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
     return sampler if isinstance(sampler, DistributedSampler) else None

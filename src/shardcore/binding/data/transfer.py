@@ -53,7 +53,7 @@ class Transfer:
 
 
 def stream_of_copies() -> torch.cuda.Stream | None:
-    """Returns a stream of the GPU on which Keras computes; None if that is the host."""
+    """Makes a stream of the GPU on which Keras computes; None if that is the host."""
     device = torch.device(keras_private.torch_device())
     if device.type != "cuda":
         return None
@@ -61,7 +61,7 @@ def stream_of_copies() -> torch.cuda.Stream | None:
 
 
 def to_device(rows: torch.Tensor) -> torch.Tensor:
-    """Returns rows of a batch, copied to the GPU if a transfer is open.
+    """Copies rows of a batch to the GPU if a transfer is open.
 
     The copy is from pinned memory: from other memory CUDA lets the host wait.
     """
@@ -73,7 +73,7 @@ def to_device(rows: torch.Tensor) -> torch.Tensor:
 
 
 def rows_device() -> Any:
-    """Returns the device on which rows are made of arrays: the host if a transfer is open."""
+    """The device on which rows are made of arrays: the host if a transfer is open."""
     return keras_private.torch_device() if _open.get() is None else "cpu"
 
 

@@ -32,7 +32,7 @@ STEPS = ("train", "test", "predict")
 def explain_model(
     model: Model, batch: object, step: str, sessions: Sessions, trace: TracerFactory
 ) -> Explanation:
-    """Returns the collectives of one step of `model`. A collective; the model is unchanged."""
+    """Runs one step of `model`, which stays as it is, and notes collectives. A collective."""
     data = checked_batch(model, batch, step)
     # A sharded model may outlive the scope in which it was built.
     with sessions.scope_of(model), ExitStack() as scope:
@@ -78,7 +78,7 @@ def _layouts(model: Model, session: Session) -> PlanReport:
 
 
 def checked_batch(model: Model, batch: object, step: str) -> Any:
-    """Returns the batch as the step takes it: `(x, y, sample_weight)`, or `(x,)`."""
+    """Checks a batch; a step takes `(x, y, sample_weight)`, or `(x,)` to predict."""
     if step not in STEPS:
         raise ArgumentProblem(name="explain(step)", expected=f"one of {STEPS}", got=repr(step))
     if not hasattr(model, "train_step"):

@@ -69,7 +69,7 @@ class ExplainedStep:
                     keras_private.map_tensors(session.strategy.full_tensor, outputs)
 
     def layers(self) -> tuple[ExplainedLayer, ...]:
-        """Returns the facts of each layer, in the order of first calls."""
+        """Describes each layer that was called, in the order of first calls."""
         return tuple(map(_explain_layer, self._called.values()))
 
     def _note_collective(self, facts: CollectiveFacts) -> None:
@@ -98,15 +98,13 @@ class ExplainedStep:
         return "forward" if facts.layer else "loss and metrics"
 
     def _owner(self, paths: Sequence[str]) -> str:
-        """Returns the layer that has the one variable of `paths`; empty if there are several."""
+        """Finds the layer that has the one variable of `paths`; empty if there are several."""
         if not self._owners:  # in the backward pass every layer has been called
             self._owners = {v.path: layer.path for layer in self.layers() for v in layer.variables}
         return self._owners.get(paths[0], "") if len(paths) == 1 else ""
 
     @contextmanager
     def _follow(self, tracer: CollectiveTracer) -> Iterator[None]:
-        """Follows calls, outputs, assignments and reads in the context."""
-
         def layer_call(original: Original, layer: Layer, *args: object, **kwargs: object) -> Any:
             if keras_private.is_symbolic():
                 return original(layer, *args, **kwargs)
@@ -174,7 +172,7 @@ class ExplainedStep:
             self._cause = before
 
     def _output(self, outputs: object) -> Any:
-        """Returns shape, spec (None if unknown) and bytes of an element of the first output."""
+        """Describes the first output: shape, spec (None if unknown) and bytes of an element."""
         tensors: list[Any] = []
         keras_private.map_tensors(tensors.append, outputs)
         if not tensors:

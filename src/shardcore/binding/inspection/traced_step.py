@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from shardcore.binding import keras_private
-from shardcore.binding.checkpoints.state import StateTensor
 from shardcore.binding.inspection.without_values import BuiltModel, RunStep, build_model, run_step
 from shardcore.binding.keras_private.variables import tensor_of
 from shardcore.binding.ranks import rank_consistency
@@ -26,7 +25,7 @@ from shardcore.ports.measurement import EventTracer, TracerFactory, gradients_ap
 
 @attrs.frozen
 class Blocks:
-    """Repeated blocks of a model: each layer is called on the output of the previous one.
+    """Repeated blocks of a model, each called on the output of the previous one (ADR 46).
 
     Args:
         traced: The names of those that the trace has.
@@ -74,7 +73,7 @@ def trace_step(
     collectives: TracerFactory,
     blocks: Blocks,
 ) -> TracedStep:
-    """Returns the trace of a train step under the distribution that is set.
+    """Runs a train step under the distribution that is set, and notes what it costs.
 
     Args:
         built: The model, and a batch of any number of rows.
@@ -137,7 +136,7 @@ def _own(
 
 
 def rows_of(batch: object) -> int:
-    """Returns the number of rows of a batch.
+    """Reads the number of rows of a batch from its first array.
 
     Raises:
         PolicyError: If it has none.
@@ -153,7 +152,7 @@ def rows_of(batch: object) -> int:
 
 
 def _with_rows(batch: Any, rows: int) -> Any:
-    """Returns a batch of `rows` rows, each a copy of the first."""
+    """Repeats the first row of a batch: without values rows are equal anyway."""
 
     def repeat_first_row(leaf: Any) -> Any:
         if leaf is None:
@@ -166,13 +165,10 @@ def _with_rows(batch: Any, rows: int) -> Any:
 def _stored_tensors(ran: RunStep) -> Iterator[tuple[int, Stored]]:
     """Yields the tensors of variables by the numbers of their allocations, values first."""
     for tensor, number in ran.state:
-        yield number, _of_state(tensor)
+        spec, itemsize = tensor.layout.spec, tensor.local.element_size()
+        yield number, Stored(tensor.path, tensor.shape, spec, itemsize)
     for variable, number in ran.gradients:
         layout, shape = stored_layout(variable), tuple(variable.shape)
         spec = (None,) * len(shape) if layout is None else layout.spec
         itemsize = tensor_of(variable).element_size()
         yield number, Stored(variable.path, shape, spec, itemsize)
-
-
-def _of_state(tensor: StateTensor) -> Stored:
-    return Stored(tensor.path, tensor.shape, tensor.layout.spec, tensor.local.element_size())

@@ -15,7 +15,7 @@ from shardcore.reporting.inspection.verification import VariableCheck, Verificat
 
 
 def verify_model(model: keras.Model, batch: object, sessions: Sessions) -> Verification:
-    """Returns the report on the variables of a model and its optimizer. A collective."""
+    """Compares the variables of a model and its optimizer with their layouts. A collective."""
     session = sessions.required()
     session.processes.barrier(f"verify() of model {model.name!r}")
     adoption.adopt(model, session)
@@ -49,7 +49,6 @@ def _backward(model: keras.Model, batch: object, session: Session) -> None:
 
 
 def _check(variable: keras.Variable, session: Session) -> VariableCheck:
-    """Returns the check of one variable: this rank's shard, and whether all ranks store theirs."""
     layout, strategy = stored_layout(variable), session.strategy
     assert layout is not None, f"{variable.path} was adopted"
     with torch.no_grad():

@@ -1,6 +1,10 @@
-"""A train step that runs on tensors without values, while tracers watch it (ADR 39)."""
+"""A train step that runs on tensors without values, while tracers watch it (ADR 39).
 
-from collections.abc import Callable, Iterator
+`shardcore plan --memory` estimates by it the memory of a rank.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -15,8 +19,11 @@ from shardcore.binding.engine import adoption
 from shardcore.binding.inspection.explain import checked_batch
 from shardcore.binding.ranks import rank_consistency
 from shardcore.binding.ranks.session import Session, Sessions, stored_layout
+from shardcore.domain.checkpoints.contents import divide, pieces_of_rank
+from shardcore.domain.cost.events import highest
 from shardcore.domain.errors import EnvironmentProblem, PolicyError, ShardcoreError, describe_error
 from shardcore.ports.measurement import MemoryTracer
+from shardcore.reporting.cost.memory import MemoryReport
 
 # torch 2.10 to 2.15 says so, and has no name by which to ask before.
 _OF_A_FORK = "autograd's threading in combination with fork"
@@ -107,6 +114,37 @@ def run_step(
             return _run(built.model, built.batch, session, sessions, tracer, watch)
 
 
+def estimate_memory(
+    build: Callable[[], Model],
+    batch: Callable[[], object],
+    policy: str,
+    sessions: Sessions,
+    tracer: MemoryTracer[torch.Tensor],
+) -> MemoryReport:
+    """Estimates the memory of a rank in a train step, by a run of it without values.
+
+    Args:
+        build: Returns the compiled model.
+        batch: Returns the global batch.
+        policy: The policy that laid the model out, for the title.
+        sessions: The distribution that is set.
+        tracer: Notes what is allocated.
+
+    Raises:
+        PolicyError: If the model or its step fails without values.
+        ArgumentProblem: If the model or the batch is none.
+        CallProblem: If the model is not compiled.
+    """
+    ran = run_step(build_model(build, batch, sessions, tracer), sessions, tracer)
+    return MemoryReport(
+        policy,
+        str(ran.session.mesh),
+        ran.model.name,
+        highest(tracer.allocations()),
+        _bytes_copied([tensor for tensor, _ in ran.state], ran.session),
+    )
+
+
 @contextmanager
 def _without_values(tracer: MemoryTracer[torch.Tensor]) -> Iterator[None]:
     """Opens the context without values, whose errors say so."""
@@ -171,7 +209,7 @@ def _gradients(
 def _rows(
     tensor: torch.Tensor, session: Session, tracer: MemoryTracer[torch.Tensor]
 ) -> torch.Tensor:
-    """Returns this rank's part of the batch without the rest, as `fit` reads it from arrays."""
+    """Clones this rank's part of the batch without the rest, as `fit` reads it from arrays."""
     layout = session.strategy.layout(tensor)
     rows = _local(tensor, session).clone()
     tracer.hold(rows, "batch")
@@ -184,3 +222,12 @@ def _local(tensor: torch.Tensor, session: Session) -> torch.Tensor:
     with torch.no_grad():
         local: torch.Tensor = session.strategy.to_local(tensor)
     return local
+
+
+def _bytes_copied(state: Sequence[StateTensor], session: Session) -> int:
+    """Sums the bytes that the first rank copies to write its part of a sharded checkpoint."""
+    variables = divide(tensor.to_store() for tensor in state)
+    layouts = (tensor.layout for tensor in state)
+    own_pieces = pieces_of_rank(zip(variables, layouts, strict=True), session.world.position)
+    sizes = {tensor.name: tensor.local.element_size() for tensor in state}
+    return sum(math.prod(piece.local.shape) * sizes[piece.variable] for piece in own_pieces)

@@ -1,15 +1,15 @@
 """All private Keras names that shardcore replaces or reads. `binding` imports it.
 
-`lines` finds a name in the Keras that is installed; a function declares by `patches` which name it
-replaces, and `rebinding` replaces it; the other files read and set private attributes.
+`lines` finds a name in the Keras that is installed; by `patches` a function declares which name it
+replaces; the other files read and set private attributes.
 """
 
+from shardcore.binding.keras_private.files import change_exporter as change_exporter
 from shardcore.binding.keras_private.files import gather_legacy as gather_legacy
 from shardcore.binding.keras_private.files import gather_model as gather_model
 from shardcore.binding.keras_private.files import gather_state as gather_state
 from shardcore.binding.keras_private.files import is_remote as is_remote
 from shardcore.binding.keras_private.files import weight_keys as weight_keys
-from shardcore.binding.keras_private.hub import change_exporter as change_exporter
 from shardcore.binding.keras_private.models import ADAM as ADAM
 from shardcore.binding.keras_private.models import NADAM as NADAM
 from shardcore.binding.keras_private.models import DataAdapter as DataAdapter
@@ -39,6 +39,11 @@ from shardcore.binding.keras_private.nests import map_leaves as map_leaves
 from shardcore.binding.keras_private.nests import map_pairs as map_pairs
 from shardcore.binding.keras_private.nests import map_tensors as map_tensors
 from shardcore.binding.keras_private.nests import pack_leaves as pack_leaves
+from shardcore.binding.keras_private.patches import missing as missing
+from shardcore.binding.keras_private.patches import replace as replace
+from shardcore.binding.keras_private.patches import replaced as replaced
+from shardcore.binding.keras_private.patches import wrap_calls as wrap_calls
+from shardcore.binding.keras_private.patches import wrap_layer_calls as wrap_layer_calls
 from shardcore.binding.keras_private.process import CURRENT_DISTRIBUTION as CURRENT_DISTRIBUTION
 from shardcore.binding.keras_private.process import can_send as can_send
 from shardcore.binding.keras_private.process import draw_seed as draw_seed
@@ -61,11 +66,6 @@ from shardcore.binding.keras_private.process import restored_generators as resto
 from shardcore.binding.keras_private.process import settings as settings
 from shardcore.binding.keras_private.process import torch_device as torch_device
 from shardcore.binding.keras_private.process import without_distribution as without_distribution
-from shardcore.binding.keras_private.rebinding import missing as missing
-from shardcore.binding.keras_private.rebinding import replace as replace
-from shardcore.binding.keras_private.rebinding import replaced as replaced
-from shardcore.binding.keras_private.rebinding import wrap_calls as wrap_calls
-from shardcore.binding.keras_private.rebinding import wrap_layer_calls as wrap_layer_calls
 from shardcore.binding.keras_private.shapes import (
     drawing_without_values as drawing_without_values,
 )

@@ -29,7 +29,7 @@ MOVED = {
 
 
 def here(name: str, line: tuple[int, ...] = LINE) -> str:
-    """Returns where `line` of Keras has `name`, a module, a colon, and a name in it.
+    """Translates `name`, a module, a colon, and a name in it, to that of `line` of Keras.
 
     Example:
         >>> here("keras.src.backend.torch.core:scatter", line=(3, 15))
@@ -45,5 +45,5 @@ def here(name: str, line: tuple[int, ...] = LINE) -> str:
 
 
 def find(name: str) -> Any:
-    """Returns the module, class or function `name` of the Keras that is installed."""
+    """Imports the module, class or function `name` of the Keras that is installed."""
     return pkgutil.resolve_name(here(name))

@@ -21,7 +21,7 @@ ADAM, NADAM = torch_adam.__name__, torch_nadam.__name__
 
 
 def parts_of(trainer: Model) -> list[Any]:
-    """Returns the objects that the steps of a model call: layers, optimizer, metrics, losses."""
+    """Lists what the steps of a model call: layers, optimizer, metrics, losses; each once."""
     parts = [
         *layers_of(trainer),
         getattr(trainer, "optimizer", None),
@@ -32,7 +32,7 @@ def parts_of(trainer: Model) -> list[Any]:
 
 
 def modules_of(trainer: Model) -> list[tuple[str, Any]]:
-    """Returns the torch modules of a model, with its layers, also those that no other one holds."""
+    """Lists the torch modules of a model by name: layers, and what they hold; each once."""
     modules: dict[int, tuple[str, Any]] = {}
     for layer in layers_of(trainer):
         for name, module in layer.named_modules():
@@ -53,7 +53,7 @@ def uncleared_gradients(trainer: Model) -> Iterator[tuple[str, Callable[[], Any]
 
 
 def gradient_of(variable: Variable) -> Any:
-    """Returns the gradient of a variable, None without one."""
+    """The gradient of the stored tensor, None without one."""
     return variable._value.grad
 
 
@@ -63,24 +63,27 @@ def graph_tensors(trainer: Model) -> Iterator[tuple[str, dict[str, Any], list[to
     Each is the name of the called layer or operation, the attributes `args` and `kwargs` of the
     call, and the tensors.
     """
-    for layer in layers_of(trainer):
-        graph = getattr(layer, "_nodes_by_depth", {})
-        for node in (node for nodes in graph.values() for node in nodes):
-            arguments = tree.flatten((node.arguments.args, node.arguments.kwargs))
-            tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
-            if tensors:
-                yield node.operation.name, vars(node.arguments), tensors
+    for node in _nodes_in(trainer):
+        arguments = tree.flatten((node.arguments.args, node.arguments.kwargs))
+        tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+        if tensors:
+            yield node.operation.name, vars(node.arguments), tensors
 
 
 def operations_of(trainer: Model) -> list[Any]:
-    """Returns the operations in functional graphs that are no layers, such as `ops.clip`."""
-    graphs = [getattr(layer, "_nodes_by_depth", {}) for layer in layers_of(trainer)]
-    nodes = [node for graph in graphs for nodes in graph.values() for node in nodes]
-    return [node.operation for node in nodes if not isinstance(node.operation, Layer)]
+    """Lists the operations in functional graphs that are no layers, such as `ops.clip`."""
+    operations = (node.operation for node in _nodes_in(trainer))
+    return [operation for operation in operations if not isinstance(operation, Layer)]
+
+
+def _nodes_in(trainer: Model) -> Iterator[Node]:
+    for layer in layers_of(trainer):
+        for nodes in getattr(layer, "_nodes_by_depth", {}).values():
+            yield from nodes
 
 
 def hook_of(trainer: Model, hooks_of: Callable[[Any], Iterable[object]]) -> str:
-    """Returns the name of the first module of a model with a user's hook, empty without one."""
+    """Finds the first module of a model with a user's hook, by name; empty without one."""
     for name, module in modules_of(trainer):
         for hook in hooks_of(module):
             if not (getattr(hook, "__module__", None) or "").startswith("shardcore."):
@@ -89,7 +92,7 @@ def hook_of(trainer: Model, hooks_of: Callable[[Any], Iterable[object]]) -> str:
 
 
 def is_saved_in_another_form(layer: object) -> bool:
-    """Returns whether weight files have other values than the variables of `layer`."""
+    """Tells whether weight files have other values than the variables of `layer`."""
     return (
         isinstance(layer, keras.layers.TorchModuleWrapper)
         or getattr(layer, "lora_enabled", False)
@@ -98,7 +101,7 @@ def is_saved_in_another_form(layer: object) -> bool:
 
 
 def weights_by_moment(optimizer: Optimizer, model: Model) -> dict[int, Variable]:
-    """Returns, by the `id` of each moment of an optimizer, the weight of `model` it belongs to.
+    """Finds, by the `id` of each moment of an optimizer, the weight of `model` it is of.
 
     Keras (3.15) puts the path of the weight before the name of the moment.
     """
@@ -113,7 +116,7 @@ def weights_by_moment(optimizer: Optimizer, model: Model) -> dict[int, Variable]
 
 
 def moments_of(optimizer: Adam, variables: Sequence[Variable]) -> tuple[list[torch.Tensor], ...]:
-    """Returns the tensors of an `Adam`: first and second moments, and the largest second ones.
+    """Lists the tensors of an `Adam`: first and second moments, and the largest second ones.
 
     The last list is empty, unless the optimizer has `amsgrad`.
     """
@@ -126,7 +129,7 @@ def moments_of(optimizer: Adam, variables: Sequence[Variable]) -> tuple[list[tor
 
 
 def code_of_user(optimizer: LossScaleOptimizer) -> str:
-    """Returns the first part of an update that is not code of Keras, empty without one."""
+    """Finds the first part of an update that is not code of Keras; empty without one."""
     inner = optimizer.inner_optimizer
     rate = inner._learning_rate
     parts = {"the class": optimizer, "the inner class": inner, "the learning rate": rate}
@@ -143,17 +146,17 @@ def layers_of(model: Model) -> Iterator[Any]:
 
 
 def children_of(layer: Operation) -> Sequence[Any]:
-    """Returns the layers that a layer tracks as its own."""
+    """The layers that a layer tracks as its own."""
     return getattr(layer, "_layers", ())
 
 
 def is_tracker(value: object) -> bool:
-    """Returns whether `value` lists the variables and layers of a layer, which has them too."""
+    """Tells whether `value` lists the variables and layers of a layer, which has them too."""
     return isinstance(value, Tracker)
 
 
 def graph_of(layer: Operation) -> Function | None:
-    """Returns the functional model with the graph of the layers in `layer`, None without one."""
+    """The functional model with the graph of the layers in `layer`, None without one."""
     if isinstance(layer, keras.Sequential):
         return layer._functional
     return layer if isinstance(layer, Function) else None
@@ -166,12 +169,12 @@ def nodes_of(graph: Function) -> Iterator[Node]:
 
 
 def input_names(model: Function) -> list[str]:
-    """Returns the names of the layers that make the inputs of a functional model, in order."""
+    """Names the layers that make the inputs of a functional model, in order."""
     return [producer_of(tensor).name for tensor in model._inputs]
 
 
 def producer_of(tensor: KerasTensor) -> Any:
-    """Returns the layer or operation that has made a symbolic tensor."""
+    """The layer or operation that has made a symbolic tensor."""
     return tensor._keras_history.operation
 
 
@@ -181,6 +184,6 @@ def track(layer: Layer, variable: Variable) -> None:
 
 
 def matrix_axes(layer: EinsumDense) -> Any:
-    """Returns the dims of the kernel that become the rows of its int4 matrix."""
+    """The dims of the kernel that become the rows of its int4 matrix."""
     layer._set_quantization_info()
     return layer._kernel_reduced_axes

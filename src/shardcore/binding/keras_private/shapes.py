@@ -9,9 +9,8 @@ import keras
 import torch
 from keras import Variable
 
-from shardcore.binding.keras_private.patches import replaces
+from shardcore.binding.keras_private.patches import replaced, replaces
 from shardcore.binding.keras_private.process import is_symbolic
-from shardcore.binding.keras_private.rebinding import replaced
 from shardcore.binding.types import Original
 from shardcore.domain.errors import PolicyError
 
@@ -97,7 +96,6 @@ class _Reads:
         everywhere=True,
     )
     def to_numpy(self, original: Original, x: Any) -> Any:
-        """Replaces `convert_to_numpy`."""
         if _is_expanded(x):
             raise PolicyError(
                 f"{self.reader} was called to see the model's shapes only, and reads values of a "
@@ -109,7 +107,7 @@ class _Reads:
 
 
 def _is_expanded(x: Any) -> bool:
-    """Returns whether a variable, or its parameter, is one element in memory that is expanded."""
+    """Recognizes by its strides a variable, or its parameter, that is one zero in memory."""
     value = x._value if isinstance(x, Variable) else x
     is_parameter = isinstance(value, torch.nn.Parameter)
     return is_parameter and value.numel() > 1 and not any(value.stride())

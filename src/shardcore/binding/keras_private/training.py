@@ -21,16 +21,15 @@ from keras.src.callbacks import (
 )
 from keras.src.ops.node import Node
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-from keras.src.trainers.data_adapters.data_adapter import DataAdapter as DataAdapter
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.torch_data_loader_adapter import TorchDataLoaderAdapter
-from keras.src.trainers.epoch_iterator import EpochIterator as EpochIterator
+from keras.src.trainers.epoch_iterator import EpochIterator
 from keras.src.utils.python_utils import is_default, pythonify_logs
 from keras.src.utils.tracking import Tracker
 
 from shardcore.binding.keras_private.lines import LINE, find
 
 TRAINER = find("keras.src.backend.torch.trainer:TorchTrainer")
-
 
 # The callbacks that write files, and the attribute of each that has the path.
 _PATHS: tuple[tuple[type[Callback], str], ...] = (
@@ -43,24 +42,12 @@ _PATHS: tuple[tuple[type[Callback], str], ...] = (
 LOOP_STEPS = "_shardcore_loop_steps"
 # The method by which a model of keras-hub fills its cache with the prompt.
 FILLS_CACHE = "_build_cache"
-
-
 # Attributes of a trainer on its runs, which no step reads.
 RUNS_NOTED = {
-    FILLS_CACHE,
-    LOOP_STEPS,
-    "_eval_epoch_iterator",
-    "_initial_epoch",
-    "history",
-    "predict_function",
-    "stop_evaluating",
-    "stop_predicting",
-    "stop_training",
-    "test_function",
-    "train_function",
+    *(FILLS_CACHE, LOOP_STEPS, "_eval_epoch_iterator", "_initial_epoch", "history"),
+    *("predict_function", "test_function", "train_function"),
+    *("stop_evaluating", "stop_predicting", "stop_training"),
 }
-
-
 # Methods of a model that make the functions which run the steps of an epoch.
 _LOOPS = ("make_train_function", "make_test_function")
 # Callbacks that call nothing of a user's in a step.
@@ -68,11 +55,8 @@ _QUIET = (
     *(BackupAndRestore, EarlyStopping, History, ModelCheckpoint, ProgbarLogger),
     *(ReduceLROnPlateau, TerminateOnNaN),
 )
-
 # Attributes of a layer that Keras empties and fills in each step.
 REFILLED = {"_losses", "_loss_ids", "_losses_override"}
-
-
 # Attributes that Keras or torch sets when it makes or builds a layer, and that no step changes.
 FIXED = {
     *("name", "_path", "_parent_path", "_lock", "_called", "_call_signature", "build"),
@@ -88,7 +72,7 @@ _BOOKKEEPING = (
 
 
 def is_bookkeeping(value: object) -> bool:
-    """Returns whether `value` is bookkeeping on a model or its runs, which no step reads."""
+    """Tells whether `value` only notes things on a model or its runs: no step reads it."""
     return issubclass(type(value), _BOOKKEEPING)  # isinstance may run code of its class
 
 
@@ -108,7 +92,7 @@ AUTO = Auto("auto")
 
 
 def results_of(trainer: Model) -> dict[str, Any]:
-    """Returns the results of the metrics of a model by name, as tensors."""
+    """Computes the metrics of a model: tensors, by name."""
     results: dict[str, Any] = {}
     for metric in trainer.metrics:
         result = metric.result()
@@ -117,31 +101,31 @@ def results_of(trainer: Model) -> dict[str, Any]:
 
 
 def as_logs(results: object) -> Any:
-    """Returns the results of metrics as Keras has them after a step: in Keras 3.13 as numbers."""
+    """Converts the results of metrics as Keras does after a step: in Keras 3.13 to numbers."""
     is_old = LINE < (3, 14) and isinstance(results, dict)
     return pythonify_logs(results) if is_old and results else results
 
 
 def logs_of_step(trainer: Model, step: str, logs: object) -> Any:
-    """Returns the logs of a step as Keras does; logs of a user's step stay tensors everywhere."""
+    """Converts the logs of a step as Keras does; logs of a user's step stay tensors."""
     of_metrics = LINE < (3, 14) and step != "predict_step" and not gives_own_logs(trainer, step)
     return as_logs(logs) if of_metrics else logs
 
 
 def is_own_step(trainer: Model, name: str) -> bool:
-    """Returns whether the user has overridden the method `name` of Keras, such as `train_step`."""
+    """Tells whether the user has overridden the method `name` of Keras, as `train_step`."""
     of_keras = getattr(TRAINER, name, None)
     return of_keras is not None and getattr(type(trainer), name) is not of_keras
 
 
 def gives_own_logs(trainer: Model, step: str) -> bool:
-    """Returns whether the method `step` returns other logs than the results of the metrics."""
+    """Tells whether the method `step` may return other logs than the results of metrics."""
     names = (step, "compute_metrics", "get_metrics_result", "_get_metrics_result_or_logs")
     return any(name in vars(trainer) or is_own_step(trainer, name) for name in names)
 
 
 def read_steps(callbacks: CallbackList, phase: str) -> bool:
-    """Returns whether one of `callbacks` acts between two steps of a fit or an evaluate."""
+    """Tells whether one of `callbacks` acts between two steps of a fit or an evaluate."""
     return type(callbacks) is not CallbackList or any(
         not all(map(is_default, _hooks(callback, phase))) and not _reads_no_step(callback, phase)
         for callback in callbacks.callbacks
@@ -149,20 +133,19 @@ def read_steps(callbacks: CallbackList, phase: str) -> bool:
 
 
 def act_between_steps(callbacks: CallbackList, phase: str) -> bool:
-    """Returns whether a callback of the user acts between two steps."""
+    """Tells whether a callback of the user acts between two steps."""
     return type(callbacks) is not CallbackList or not all(
         all(map(_is_of_library, _hooks(callback, phase))) for callback in callbacks.callbacks
     )
 
 
 def _hooks(callback: Callback, phase: str) -> list[Any]:
-    """Returns the methods of a callback that run between two steps."""
     kinds = (f"{phase}_batch", "batch") if phase == "train" else (f"{phase}_batch",)
     return [getattr(callback, f"on_{kind}_{when}") for kind in kinds for when in ("begin", "end")]
 
 
 def run_no_code_of_users(callbacks: CallbackList) -> bool:
-    """Returns whether `callbacks` are Keras' own, and those of a step run no code of a model.
+    """Checks that `callbacks` are Keras' own, and those of a step run no code of a model.
 
     Nor may a function of the user run in the place of Keras' loop or of its list of callbacks.
     """
@@ -185,7 +168,7 @@ def _is_of_library(function: object) -> bool:
 
 
 def thread_name_of(callbacks: CallbackList) -> str:
-    """Returns how the names of the threads begin on which Keras calls `callbacks` after batches."""
+    """The prefix of the names of the threads on which Keras calls `callbacks` after batches."""
     executor = getattr(callbacks, "_executor", None)
     return "MainThread" if executor is None else str(executor._thread_name_prefix)
 
@@ -212,7 +195,6 @@ def begin_later(
 
 
 def _reads_no_step(callback: Callback, phase: str) -> bool:
-    """Returns whether its hooks between steps read no results, or do nothing."""
     if "reads_no_results" in vars(type(callback)):  # not of a base: a subclass may read them
         return True
     if type(callback) is ProgbarLogger:
@@ -223,12 +205,12 @@ def _reads_no_step(callback: Callback, phase: str) -> bool:
 
 
 def arrays_of(adapter: DataAdapter) -> Any:
-    """Returns the nested arrays from which a data adapter cuts its batches; None without."""
+    """The nested arrays from which a data adapter cuts its batches; None without."""
     return adapter._inputs if isinstance(adapter, ArrayDataAdapter) else None
 
 
 def loader_of(adapter: DataAdapter) -> torch.utils.data.DataLoader[Any] | None:
-    """Returns the user's `DataLoader` of a data adapter; None without."""
+    """The user's `DataLoader` of a data adapter; None without."""
     return adapter._dataloader if isinstance(adapter, TorchDataLoaderAdapter) else None
 
 
@@ -243,12 +225,12 @@ def build_by(model: Model, data: object) -> None:
 
 
 def first_epoch(model: Model, initial_epoch: int) -> int:
-    """Returns the epoch at which a fit of a model begins, whose argument is `initial_epoch`."""
+    """The epoch at which a fit begins: `initial_epoch`, unless `begin_at` has set another."""
     return int(model._initial_epoch or initial_epoch)
 
 
 def progress_of(callback: BackupAndRestore) -> tuple[int, int]:
-    """Returns the epoch and the last batch that a `BackupAndRestore` has seen."""
+    """The epoch and the last batch that a `BackupAndRestore` has seen."""
     return callback._current_epoch, callback._last_batch_seen
 
 
@@ -265,12 +247,12 @@ def save_backup(callback: BackupAndRestore) -> None:
 
 
 def saves_at_epochs(callback: BackupAndRestore) -> bool:
-    """Returns whether a `BackupAndRestore` saves at the end of each epoch, and at no step."""
+    """Tells whether a `BackupAndRestore` saves at the end of each epoch, and at no step."""
     return bool(callback.save_freq == "epoch")
 
 
 def path_of_files(callback: Callback) -> str | None:
-    """Returns the path that a callback was given for what it writes; None if it writes nothing."""
+    """Reads the path to which a callback of Keras or a subclass writes; None without."""
     for kind, name in _PATHS:
         if isinstance(callback, kind):
             return str(getattr(callback, name))
@@ -278,19 +260,19 @@ def path_of_files(callback: Callback) -> str | None:
 
 
 def weights_path(callback: BackupAndRestore) -> str:
-    """Returns the file that a `BackupAndRestore` writes."""
+    """The file that a `BackupAndRestore` writes."""
     return str(callback._weights_path)
 
 
 def save_functions(callbacks: CallbackList) -> list[Callable[[], None]]:
-    """Returns the functions of callbacks that save now all that a resumed fit needs."""
+    """Lists the functions of callbacks that save now all that a resumed fit needs."""
     backups = [c for c in callbacks.callbacks if isinstance(c, BackupAndRestore)]
     ours = [c.save_here for c in callbacks.callbacks if hasattr(c, "save_here")]
     return [*(backup._save_model for backup in backups), *ours]
 
 
 def path_of(callback: Callback) -> str:
-    """Returns the path that a callback of Keras writes; empty if it is none of these."""
+    """Reads the path of a callback from any attribute that may have it; empty without."""
     names = ("backup_dir", "filepath", "filename", "log_dir", "_log_dir")
     paths = (getattr(callback, name, None) for name in names)
     return next((str(path) for path in paths if path), "")

@@ -20,13 +20,13 @@ _OF_WEIGHTS = {"_regularizer", "_constraint", "_overwrite_with_gradient", "_auto
 
 
 def state_of(variable: Variable) -> tuple[str, ...]:
-    """Returns the attributes of a variable that may change between steps and count in one."""
+    """Lists the attributes of a variable that may change between steps and count in one."""
     unread = _FIXED if variable._trainable else _FIXED | _OF_WEIGHTS
     return tuple(key for key in vars(variable) if key not in unread)
 
 
 def tensor_of(variable: Variable) -> Any:
-    """Returns the tensor that a variable stores, without the casts of `variable.value`."""
+    """The tensor that a variable stores, without the casts of `variable.value`."""
     return variable._value
 
 
@@ -36,37 +36,37 @@ def set_tensor(variable: Variable, tensor: torch.Tensor) -> None:
 
 
 def initial_value(variable: Variable, initializer: Any, shape: Sequence[int]) -> Any:
-    """Returns what `initializer` gives for a part of a new variable, in the variable's dtype."""
+    """Calls `initializer` for a part of a new variable, in the variable's dtype."""
     return initializer(shape, dtype=variable._dtype)
 
 
 def initialize(variable: Variable, tensor: torch.Tensor) -> None:
-    """Gives a new variable its first tensor, as Keras does with the result of an initializer."""
+    """Stores the first tensor of a variable, as Keras does with the result of an initializer."""
     variable._initialize(tensor)
 
 
 def update_shape(variable: Variable) -> None:
-    """Gives a variable the shape of its tensor."""
+    """Sets the shape of a variable by its tensor."""
     variable._shape = variable._validate_shape(variable._value.shape)
 
 
 def layout_of(variable: Variable) -> Any:
-    """Returns the `TensorLayout` of a variable, None without one."""
+    """Keras' `TensorLayout` of a variable, None without one."""
     return getattr(variable, "_layout", None)
 
 
 def set_layout(variable: Variable, layout: object) -> None:
-    """Gives a variable a `TensorLayout`, which Keras reads only when it creates others like it."""
+    """Sets the `TensorLayout`, which Keras reads only when it creates variables like this one."""
     variable._layout = layout
 
 
 def layout_map_of(distribution: object) -> LayoutMap | None:
-    """Returns the layout map of a distribution, None without one."""
+    """The layout map of a distribution, None without one."""
     return getattr(distribution, "_layout_map", None)
 
 
 def entries_of(layout_map: LayoutMap) -> Mapping[str, Any]:
-    """Returns the layouts in a map by their keys, as they were given."""
+    """The layouts in a map by their keys, as they were given."""
     entries: Mapping[str, Any] = layout_map._layout_map
     return entries
 
@@ -77,10 +77,10 @@ def set_batch_axes(distribution: ModelParallel, axes: DimSpec) -> None:
 
 
 def is_seed(variable: Variable) -> bool:
-    """Returns whether the variable is the state of a `keras.random.SeedGenerator`, by its name."""
+    """Recognizes the state of a `keras.random.SeedGenerator` by its name."""
     return bool(variable.name == "seed_generator_state")
 
 
 def repr_with_value(variable: Variable) -> str:
-    """Returns what Keras prints for a variable; Keras 3.16 leaves out the value of a DTensor."""
+    """Formats a variable as Keras does; Keras 3.16 leaves out the value of a DTensor."""
     return str(VariableOfAnyBackend.__repr__(variable))

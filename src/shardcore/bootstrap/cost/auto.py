@@ -35,7 +35,7 @@ def plan(model: object, mesh: object, devices: int | None, options: Mapping[str,
             got=repr(mesh),
         )
     build = _checked_builder(model, options)
-    from shardcore.binding.cost.make_plan import facts_of, joined_mesh, plan_of
+    from shardcore.binding.cost.plan import facts_of, joined_mesh, plan_of
     from shardcore.binding.inspection.traced_step import rows_of
 
     assert devices is not None

@@ -59,8 +59,8 @@ def _simulate(plan: "Plan", build: Callable[[], object], batch: object) -> Memor
 def _estimate(build: Callable[[], object], batch: object, policy: str) -> MemoryReport:
     """Returns the memory under the distribution that is set."""
     from shardcore.adapters.cost.memory import StepMemory
-    from shardcore.binding.inspection import memory
+    from shardcore.binding.inspection.without_values import estimate_memory
 
     sessions = bootstrap.installation().binding.sessions
     given = batch if callable(batch) else lambda: batch
-    return memory.estimate_memory(build, given, policy, sessions, StepMemory())
+    return estimate_memory(build, given, policy, sessions, StepMemory())

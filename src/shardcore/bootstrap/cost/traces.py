@@ -232,7 +232,7 @@ class _Model:
     def _trace(self, planned: PlannedCandidate) -> TracedStep:
         """Returns the trace of a step on a small mesh, without the copied blocks."""
         from shardcore.adapters.inspection import StepTracer
-        from shardcore.binding.cost.make_plan import plan_of
+        from shardcore.binding.cost.plan import plan_of
         from shardcore.binding.inspection.traced_step import trace_step
 
         candidate = planned.candidate

@@ -126,7 +126,7 @@ def _rank_rules() -> "Rules":
 
     if "keras" not in sys.modules:
         return Rules()
-    from shardcore.binding.keras_private.carried import why_not_sent
+    from shardcore.binding.keras_private.process import why_not_sent
 
     return Rules(why_not_sent, _REMEDY)
 

@@ -143,7 +143,7 @@ def keras_state(*, names: bool = False) -> Any:
     """Returns the state of Keras, with its counts of names if asked; None if it is not loaded."""
     if "keras" not in sys.modules:
         return None
-    from shardcore.binding.keras_private.carried import KerasState
+    from shardcore.binding.keras_private.process import KerasState
 
     return KerasState.now(names=names)
 
@@ -152,7 +152,7 @@ def _custom_objects() -> Any:
     """Returns the custom objects of Keras; None if it is not loaded."""
     if "keras" not in sys.modules:
         return None
-    from shardcore.binding.keras_private.carried import CustomObjects
+    from shardcore.binding.keras_private.process import CustomObjects
 
     return CustomObjects.now()
 

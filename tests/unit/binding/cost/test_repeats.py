@@ -4,7 +4,7 @@ import keras
 import pytest
 from keras import layers
 
-from shardcore.binding.cost.repeats import runs_of
+from shardcore.binding.cost.facts import runs_of
 
 
 class Block(layers.Layer):

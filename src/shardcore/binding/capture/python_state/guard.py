@@ -1,4 +1,4 @@
-"""The guard of a captured step: Python still holds what it held at the recording (ADR 27)."""
+"""The guard of a captured step: Python still holds what it held at the recording (ADR 55)."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -7,11 +7,10 @@ import attrs
 import torch
 
 from shardcore.binding import keras_private
-from shardcore.binding.capture import torch_modes
-from shardcore.binding.capture.closures import Closures
 from shardcore.binding.capture.python_state.observed import ObservedCalls
 from shardcore.binding.capture.python_state.walk import watch_state
 from shardcore.binding.capture.python_state.watched import WatchedValues, memories, memory_of
+from shardcore.binding.capture.signatures import Closures, keeps_casts
 from shardcore.domain.capture import NotCaptured
 from shardcore.ports.capture import StepCapture
 
@@ -41,7 +40,7 @@ class PythonGuard:
         local: Callable[[Any], Any],
         closures: Closures | None = None,
     ) -> "PythonGuard":
-        """Returns the guard for what `trainer`, its layers, optimizer, metrics and losses hold.
+        """Walks from `trainer` to its layers, optimizer, metrics and losses, and what they hold.
 
         Args:
             trainer: The model.
@@ -70,7 +69,7 @@ class PythonGuard:
         for tensor in tensors:
             if not isinstance(tensor, torch.Tensor) or memory_of(tensor) in self.memories:
                 continue
-            if torch_modes.keeps_casts():
+            if keeps_casts():
                 raise NotCaptured(
                     "autocast keeps what it has cast of a weight, which steps in the same scope "
                     "read: use torch.autocast(..., cache_enabled=False)"
@@ -81,7 +80,7 @@ class PythonGuard:
             )
 
     def change(self) -> str:
-        """Returns the name of the first value that has changed; empty if none has."""
+        """Finds the first value that has changed, by name; empty if none has."""
         if keras_private.global_seed() is not self.seed:
             return "Keras' global seed generator"
         return "" if self.watched.is_unchanged() else next(iter(self.watched.changes()), "")

@@ -18,20 +18,9 @@ import keras
 import torch
 
 from shardcore.binding import keras_private
-from shardcore.binding.capture.python_state import c_code, objects, rules
-from shardcore.binding.capture.python_state.contents import Budget, content_of, members_reader
+from shardcore.binding.capture.python_state import objects, readers, rules
 from shardcore.binding.capture.python_state.objects import attributes_of, is_of, namespace_reader
 from shardcore.binding.capture.python_state.observed import ObservedCalls
-from shardcore.binding.capture.python_state.readers import (
-    class_name,
-    count_attributes,
-    geometry,
-    identity,
-    level,
-    read_or_none,
-    state_in_c,
-    title_of,
-)
 from shardcore.binding.capture.python_state.watched import WatchedValues
 from shardcore.binding.keras_private.variables import tensor_of
 from shardcore.domain.capture import NotCaptured
@@ -68,7 +57,7 @@ class ObjectWalk(abc.ABC):
     # Whether an object looks up attributes by a name that no code has: all of them count then.
     names_are_computed: bool = attrs.field(default=False, init=False)
     has_decimals: bool = attrs.field(default=False, init=False)  # whether it visited some
-    budget: Budget = attrs.field(factory=Budget, init=False)
+    budget: readers.Budget = attrs.field(factory=readers.Budget, init=False)
     # All names in the user's code, and those that it has looked up.
     user_names: frozenset[str] = attrs.field(init=False)
     passed_variables: frozenset[str] = attrs.field(init=False)
@@ -79,7 +68,6 @@ class ObjectWalk(abc.ABC):
         self.passed_variables, self.passed_attributes = self.called.passed_names()
 
     def _visit(self, value: Any, name: str) -> None:  # noqa: C901 - a case for each kind
-        """Notes what is compared of a value, and adds its parts."""
         kind: Any = type(value)  # a class is hashable, which mypy does not know
         if value is decimal.Decimal or is_of(value, decimal.Decimal):
             self.has_decimals = True
@@ -90,7 +78,7 @@ class ObjectWalk(abc.ABC):
         elif is_of(value, FunctionType):
             self._add_function(value, name)
         elif is_of(value, *objects.FUNCTIONS_OF_C):
-            c_code.check_function(value, self.called)
+            self.called.check_function(value)
             self.names_are_computed |= value.__name__ in _READERS
             self._add_contents(value, name)
         elif issubclass(kind, type):
@@ -109,7 +97,6 @@ class ObjectWalk(abc.ABC):
             self._add_object(value, name)
 
     def _add(self, value: object, name: str) -> None:
-        """Puts a value on the list of what is to be visited."""
         if type(value) not in objects.PLAIN_TYPES and id(value) not in self.visited:
             self.visited[id(value)] = value
             self.pending.append((value, name))
@@ -129,13 +116,12 @@ class ObjectWalk(abc.ABC):
         if type(tensor) in (torch.Tensor, torch.nn.Parameter):  # ours have attributes of ours
             self._add_attributes(vars(tensor), name, is_library=False)
         if type(tensor) is torch.Tensor:  # a parameter keeps its shape, and a step its gradient
-            geometry(tensor, name, self.watched)
+            readers.geometry(tensor, name, self.watched)
             if "grad" in self.user_names and tensor.is_leaf:
                 self.watched.add_result(partial(getattr, tensor, "grad"), f"the gradient of {name}")
                 self._add(tensor.grad, f"the gradient of {name}")
 
     def _add_variable(self, variable: keras.Variable) -> None:
-        """Adds the tensor of a variable, and what Keras reads of it in a step."""
         attributes, title = vars(variable), f"variable {variable.path!r}"
         keys = keras_private.state_of(variable)
         self.watched.add_attributes(attributes, keys, title)
@@ -167,7 +153,7 @@ class ObjectWalk(abc.ABC):
     def _add_contents(self, value: Any, name: str) -> None:
         """Adds the members of containers and what methods, caches and references hold."""
         if is_of(value, weakref.ref):
-            self.watched.add_content(partial(identity, value), name)
+            self.watched.add_content(partial(readers.identity, value), name)
             self.weak.append((value, name))
             return
         if is_of(value, ContextVar):
@@ -175,14 +161,15 @@ class ObjectWalk(abc.ABC):
             self.watched.add_result(read, name)
             self._add(read(), name)
             return
-        copy = content_of(value, name, self.budget)
+        copy = readers.content_of(value, name, self.budget)
         if copy is not None:
             self.watched.add_content(copy, name)
-        state_in_c(value, name, self.watched)
+        readers.state_in_c(value, name, self.watched)
         if is_of(value, objects.CACHED):
             self._add_cache(value, name)
         if is_of(value, logging.Logger):
-            self.watched.add_content(partial(level, value), f"the level of logger {value.name!r}")
+            title = f"the level of logger {value.name!r}"
+            self.watched.add_content(partial(readers.level, value), title)
         if is_of(value, *objects.CONTAINERS):
             self._add_container(value, name)
         for part in objects.wrapped(value):
@@ -200,7 +187,7 @@ class ObjectWalk(abc.ABC):
         if container is sys.modules:
             raise NotCaptured("it reads sys.modules, which is too large to compare: import names")
         kind: Any = type(container)
-        members = list(members_reader(container)())
+        members = list(readers.members_reader(container)())
         replaceable = [member for member in members if keras_private.is_bookkeeping(member)]
         if replaceable and is_of(container, dict):  # Keras replaces these
             replaced = set(map(id, replaceable))
@@ -210,7 +197,7 @@ class ObjectWalk(abc.ABC):
         elif objects.iterates_plainly(kind):
             self.watched.add_container(container, name)
         elif not is_of(container, *_IMMUTABLE):
-            self.watched.add_identities(members_reader(container), name)
+            self.watched.add_identities(readers.members_reader(container), name)
         if is_of(container, defaultdict):
             factory = partial(_FACTORY.__get__, container)
             self.watched.add_result(factory, name)
@@ -226,7 +213,7 @@ class ObjectWalk(abc.ABC):
         if is_of(owner, threading.local):
             attributes = threading.local.__getattribute__(owner, "__dict__")
         if attributes is not None:
-            title = title_of(owner, attributes, name)
+            title = readers.title_of(owner, attributes, name)
             self._add_attributes(attributes, title, is_library)
             self.watched.add_class(owner, title)
             if not is_library:
@@ -235,7 +222,7 @@ class ObjectWalk(abc.ABC):
             if self._is_relevant(key):
                 title = f"attribute {key!r} of {name}"
                 self.watched.add_result(partial(slot.__get__, owner), title)
-                self._add(read_or_none(slot, owner), title)
+                self._add(readers.read_or_none(slot, owner), title)
         for base in kind.__mro__:
             self._add(base, base.__name__)
 
@@ -263,11 +250,11 @@ class ObjectWalk(abc.ABC):
             noun = NEW_ATTRIBUTES if is_library else "attributes"
             self.watched.add_size(attributes, f"{noun} of {title}")
         else:
-            self.watched.add_content(partial(count_attributes, attributes), f"size of {title}")
+            count = partial(readers.count_attributes, attributes)
+            self.watched.add_content(count, f"size of {title}")
 
     def _add_class(self, kind: type) -> None:
-        """Adds the attributes of a class that is not a library's."""
-        c_code.check_class(kind, self.called)
+        self.called.check_class(kind)
         if rules.is_library(kind.__module__) or rules.is_standard(kind.__module__):
             return
         space = vars(kind)
@@ -278,7 +265,7 @@ class ObjectWalk(abc.ABC):
         ]
         title = f"class {kind.__qualname__}"
         if self.user_names & {"__name__", "__qualname__"}:
-            self.watched.add_content(partial(class_name, kind), f"the name of {title}")
+            self.watched.add_content(partial(readers.class_name, kind), f"the name of {title}")
         self.watched.add_attributes(space, tuple(key for key, _ in entries), title)
         self.watched.add_size(space, f"attributes of {title}")
         for key, value in entries:

@@ -5,6 +5,7 @@ import gc
 import logging
 import random
 import re
+import sys
 import threading
 import types
 import weakref
@@ -13,6 +14,7 @@ from collections import OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Iterator
 from contextvars import ContextVar
 from functools import cache, lru_cache, partial
+from importlib.machinery import EXTENSION_SUFFIXES
 from operator import attrgetter, itemgetter, methodcaller
 from types import GetSetDescriptorType, MappingProxyType, MemberDescriptorType, SimpleNamespace
 from typing import Any
@@ -20,8 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 
-# Values without parts: they are compared, not entered.
-PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+from shardcore.binding.capture.signatures import PLAIN
+
 # Classes of C whose state is known to the walk, or does not change.
 CACHED = type(lru_cache(len))
 VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()), MappingProxyType)
@@ -30,18 +32,12 @@ ORDERED = (OrderedDict, defaultdict)
 MUTABLE = (list, dict, set, deque, *ORDERED)
 CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 LOOKUPS = (attrgetter, methodcaller)
+# The flag of a class that was made at run time, as all of Python are (Py_TPFLAGS_HEAPTYPE).
+_IS_HEAP_TYPE = 1 << 9
 _IMMUTABLE_MODULES = frozenset(
     {
-        "datetime",
-        "decimal",
-        "_decimal",
-        "fractions",
-        "uuid",
-        "zoneinfo",
-        "ipaddress",
-        "pathlib",
-        "inspect",
-        "_abc",
+        *("datetime", "decimal", "_decimal", "fractions", "uuid", "zoneinfo", "ipaddress"),
+        *("pathlib", "inspect", "_abc"),
     }
 )
 # The descriptors of a namedtuple have no public name; those of Python 3.12 name another module.
@@ -69,7 +65,6 @@ _KNOWN_TO_THE_WALK = (
 
 @cache
 def _dict_descriptor(kind: Any, bases: tuple[type, ...]) -> Any:
-    """Returns what gives the `__dict__` of the instances of a class; None without one."""
     for base in bases:
         descriptor = vars(base).get("__dict__")
         if descriptor is not None:
@@ -79,7 +74,7 @@ def _dict_descriptor(kind: Any, bases: tuple[type, ...]) -> Any:
 
 
 def attributes_of(owner: Any) -> dict[str, Any] | None:
-    """Returns the `__dict__` of an object; None without one.
+    """Reads the `__dict__` of an object by C alone; None without one.
 
     Example:
         >>> class Strict:
@@ -98,7 +93,7 @@ def attributes_of(owner: Any) -> dict[str, Any] | None:
 
 
 def namespace_reader(owner: Any) -> Any:
-    """Returns a function of C that reads the `__dict__` of an object which has one."""
+    """Builds a function of C that reads the `__dict__` of an object which has one."""
     kind: Any = type(owner)
     if is_of(owner, threading.local):
         return partial(threading.local.__getattribute__, owner, "__dict__")
@@ -107,7 +102,7 @@ def namespace_reader(owner: Any) -> Any:
 
 @cache
 def slots_of(kind: Any) -> tuple[tuple[str, Any], ...]:
-    """Returns the slots of a Python class and its bases: names, and what reads them.
+    """Lists the slots of a Python class and its bases: names, and what reads them.
 
     Example:
         >>> class Point:
@@ -125,7 +120,7 @@ def slots_of(kind: Any) -> tuple[tuple[str, Any], ...]:
 
 
 def kind_name(kind: type) -> str:
-    """Returns the name of a class for messages.
+    """Names a class in words for messages.
 
     Example:
         >>> kind_name(type(iter([])))
@@ -142,7 +137,7 @@ def kind_name(kind: type) -> str:
 
 @cache
 def has_unknown_state(kind: Any) -> bool:
-    """Returns whether the instances of a class hold something in C that the walk does not know.
+    """Looks for a base of a class with state in C that the walk does not know.
 
     A class of Python adds a dict, weak references and slots to the size of its base, and no more.
 
@@ -170,13 +165,13 @@ def has_unknown_state(kind: Any) -> bool:
 
 @cache
 def is_immutable(kind: Any) -> bool:
-    """Returns whether the instances of a class of the standard library never change."""
+    """Tells whether the instances of a class of the standard library never change."""
     return issubclass(kind, _IMMUTABLE) or kind.__module__.partition(".")[0] in _IMMUTABLE_MODULES
 
 
 @cache
 def iterates_plainly(kind: Any) -> bool:
-    """Returns whether a class of containers has the iteration and length of Python's own.
+    """Checks that a class of containers overrides no iteration or length of Python's.
 
     Example:
         >>> class Loud(list):
@@ -193,12 +188,44 @@ def iterates_plainly(kind: Any) -> bool:
 
 
 def is_of(value: Any, *kinds: type) -> bool:
-    """Returns whether the class of a value is one of `kinds`, whatever its `__class__` says."""
+    """Checks the real class of a value, whatever its `__class__` says."""
     return issubclass(type(value), kinds)
 
 
+def name_of(function: Any) -> str:
+    """Names a function of C as `cProfile` does.
+
+    Example:
+        >>> name_of([].append), name_of(len)
+        ("<method 'append' of 'list' objects>", '<built-in method builtins.len>')
+    """
+    if not isinstance(function, types.BuiltinFunctionType):
+        return repr(function)
+    owner, name = function.__self__, function.__name__
+    if owner is None or isinstance(owner, types.ModuleType):
+        return f"<built-in method {function.__module__ or ''}.{name}>"
+    kinds = (vars(kind) for kind in type(owner).__mro__)
+    methods = (repr(space[name]) for space in kinds if name in space)
+    return next(methods, f"<built-in method {name}>")
+
+
+def is_of_c(kind: Any) -> bool:
+    """Tells a class of C, static or of an extension module, from one of Python.
+
+    Example:
+        >>> import fractions, io
+        >>> is_of_c(io.FileIO), is_of_c(fractions.Fraction)
+        (True, False)
+    """
+    if not kind.__flags__ & _IS_HEAP_TYPE:
+        return True
+    spec = getattr(sys.modules.get(kind.__module__), "__spec__", None)
+    origin = str(getattr(spec, "origin", ""))
+    return origin == "built-in" or origin.endswith(tuple(EXTENSION_SUFFIXES))
+
+
 def wrapped(value: Any) -> tuple[Any, ...]:
-    """Returns the functions and objects in a method, a property or a partial function."""
+    """Lists the functions and objects in a method, a property or a partial function."""
     if is_of(value, types.MethodType):
         return value.__func__, value.__self__
     if is_of(value, staticmethod, classmethod):

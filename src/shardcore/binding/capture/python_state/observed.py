@@ -1,29 +1,20 @@
 """The functions that the steps of a model call: those that are read as the user's code is."""
 
 import gc
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from cProfile import Profile
 from types import CodeType
 from typing import Any
 
 import attrs
 
-from shardcore.binding.capture.python_state import rules
-from shardcore.binding.capture.python_state.names import LOOKUPS, Names, noted_lookups
-from shardcore.binding.capture.python_state.origins import (
-    is_known,
-    is_module_body,
-    is_python,
-    is_trusted,
-    is_users,
-    origin_of,
-)
+from shardcore.binding.capture.python_state import code_facts, rules
+from shardcore.binding.capture.python_state.objects import is_of_c, name_of
+from shardcore.binding.capture.python_state.thread_profile import open_profile
 from shardcore.domain.capture import NotCaptured
 from shardcore.ports.capture import Observer
 
-_PASSED_LOOKUPS = frozenset(f"<built-in method builtins.{name}>" for name in LOOKUPS)
+_PASSED_LOOKUPS = frozenset(f"<built-in method builtins.{name}>" for name in code_facts.LOOKUPS)
 _LOGGING = ("logging", "absl.logging")
 # Methods of a logger that write nothing.
 _ASK = frozenset({"isEnabledFor", "getEffectiveLevel", "getChild", "getLogger"})
@@ -39,25 +30,24 @@ class ObservedCalls:
 
     has_imported: bool = attrs.field(default=False, init=False)  # a module, in the last step
     _codes: dict[int, CodeType] = attrs.field(factory=dict, init=False)
-    _noted: int = attrs.field(default=0, init=False)
+    count: int = attrs.field(default=0, init=False)  # functions of Python, noted; it never falls
     # The user's code; other code and functions of C that something else than a library may have
     # called.
     _called_outside: dict[Any, None] = attrs.field(factory=dict, init=False)
     # What the user's code calls, as far as the profile knows.
     _called_by_users: set[Any] = attrs.field(factory=set, init=False)
-    _known_names: dict[CodeType, Names] = attrs.field(factory=dict, init=False)
+    _known_names: dict[CodeType, code_facts.Names] = attrs.field(factory=dict, init=False)
     # The names that code gave to `getattr` and `hasattr`.
     _looked_up: dict[CodeType, set[str]] = attrs.field(factory=dict, init=False)
 
     @contextmanager
     def observe(self) -> Iterator[Observer]:
         """Notes what this thread calls while the observer is enabled."""
-        with noted_lookups(self._looked_up), _profile() as profile:
+        with code_facts.noted_lookups(self._looked_up), open_profile() as profile:
             yield profile
         self._note(profile.getstats())
 
     def _note(self, stats: Iterable[Any]) -> None:
-        """Adds the functions of a profile."""
         entries = list(stats)
         self.has_imported = any(
             getattr(entry.code, "co_name", "") == "_find_and_load_unlocked" for entry in entries
@@ -66,24 +56,24 @@ class ObservedCalls:
         by_library = self._calls_by_libraries(entries)
         for entry in entries:
             code = entry.code
-            if code in collector or is_module_body(code):
+            if code in collector or code_facts.is_module_body(code):
                 continue
             if isinstance(code, CodeType) and id(code) not in self._codes:
                 self._codes[id(code)] = code
-                self._noted += 1
-            if entry.callcount > by_library.get(_key(code), 0) or is_users(code):
+                self.count += 1
+            if entry.callcount > by_library.get(_key(code), 0) or code_facts.is_users(code):
                 self._called_outside[code] = None
-            if is_users(code):
+            if code_facts.is_users(code):
                 self._called_by_users.update(call.code for call in entry.calls or ())
 
     def _calls_by_libraries(self, entries: Sequence[Any]) -> dict[Any, int]:
-        """Returns how often libraries call each function, and the modules of Python that they call.
+        """Counts the calls by libraries, and by the modules of Python that they call.
 
         Such a module counts as theirs if they alone call its function.
         """
         counts: dict[Any, int] = {}
-        others = [entry for entry in entries if not is_trusted(entry.code)]
-        trusted = [entry for entry in entries if is_trusted(entry.code)]
+        others = [entry for entry in entries if not code_facts.is_trusted(entry.code)]
+        trusted = [entry for entry in entries if code_facts.is_trusted(entry.code)]
         while trusted:
             for call in (call for entry in trusted for call in entry.calls or ()):
                 key = _key(call.code)
@@ -91,7 +81,8 @@ class ObservedCalls:
             trusted = [
                 entry
                 for entry in others
-                if entry.callcount <= counts.get(_key(entry.code), 0) and not is_users(entry.code)
+                if entry.callcount <= counts.get(_key(entry.code), 0)
+                and not code_facts.is_users(entry.code)
             ]
             known = set(map(id, trusted))
             others = [entry for entry in others if id(entry) not in known]
@@ -104,34 +95,29 @@ class ObservedCalls:
         self._called_by_users.clear()
         self._looked_up.clear()
 
-    @property
-    def count(self) -> int:
-        """The number of functions of Python that were noted; it never falls."""
-        return self._noted
-
     def has_called(self, code: CodeType) -> bool:
-        """Returns whether a step called the function with this code."""
+        """Looks up the code among that of all steps."""
         return id(code) in self._codes
 
     def has_called_module(self, name: str) -> bool:
-        """Returns whether a step called a function of the module `name`."""
-        return any(origin_of(code).module == name for code in self._codes.values())
+        """Looks for any function of the module `name`."""
+        return any(code_facts.module_of(code) == name for code in self._codes.values())
 
     def users(self) -> list[CodeType]:
-        """Returns the code that is read: the user's, and that of unknown modules."""
+        """Lists the code that is read: the user's, and that of unknown modules."""
         return [
             code
             for code in self._called_outside
-            if isinstance(code, CodeType) and not is_known(code)
+            if isinstance(code, CodeType) and not code_facts.is_known(code)
         ]
 
-    def names_of(self, code: CodeType) -> Names:
-        """Returns the names in code, which are looked for once."""
+    def names_of(self, code: CodeType) -> code_facts.Names:
+        """Reads the names in code once."""
         if code not in self._known_names:
-            self._known_names[code] = Names.of(code)
+            self._known_names[code] = code_facts.Names.of(code)
         return self._known_names[code]
 
-    def check(self) -> None:
+    def check_calls(self) -> None:
         """Checks that no function of C reads what cannot be seen.
 
         Raises:
@@ -144,7 +130,7 @@ class ObservedCalls:
                 if rules.is_setting(code) and not self._is_named(code, rules.bare_name(code)):
                     why = ""  # a library asks for it where the profile does not know the caller
             else:
-                name = f"{origin_of(code).module.partition('.')[0]}.{code.co_qualname}"
+                name = f"{code_facts.module_of(code).partition('.')[0]}.{code.co_qualname}"
                 is_refused = name in rules.REFUSED_FUNCTIONS and (
                     name not in rules.USED_BY_LIBRARIES or self._is_named(code, code.co_name)
                 )
@@ -152,13 +138,35 @@ class ObservedCalls:
             if why:
                 raise NotCaptured(f"{self.caller_of(name)} {why}: {rules.remedy(name)}")
 
+    def check_function(self, function: Any) -> None:
+        """Checks a function of C that other C code may call, as `map(os.access, paths)` does.
+
+        Raises:
+            NotCaptured: If it may read what no guard compares.
+        """
+        name = name_of(function)
+        if why := rules.why_unknown(name):
+            raise NotCaptured(f"{self.caller_of(name)} {why}: {rules.remedy(name)}")
+
+    def check_class(self, kind: type) -> None:
+        """Checks a class of C, which code may make and iterate over: `io.FileIO(path)`.
+
+        Raises:
+            NotCaptured: If it may read what no guard compares.
+        """
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        if is_of_c(kind) and not rules.is_known_class(name):
+            raise NotCaptured(
+                f"{self.caller_of(name)} uses {name}, a class of C that may read anything: "
+                f"{rules.remedy(name)}"
+            )
+
     def _is_named(self, function: object, name: str) -> bool:
-        """Returns whether the user's code calls a function, or names it."""
         names = (self.names_of(code).attributes for code in self.users())
         return function in self._called_by_users or any(name in attributes for attributes in names)
 
     def caller_of(self, function: str) -> str:
-        """Returns the first user function that names `function`, and its line."""
+        """Finds the first user function that names `function`, and its line."""
         for code in self.users():
             names = self.names_of(code)
             if any(name in function for name in names.attributes if len(name) > 2):
@@ -166,12 +174,12 @@ class ObservedCalls:
         return "the step"
 
     def attribute_names(self) -> frozenset[str] | None:
-        """Returns all names of attributes in the code that ran; None if some are not known.
+        """Collects all names of attributes in the code that ran; None if some are not known.
 
         A call of Python's own `getattr` was not noted: it was passed to the code.
         """
-        is_known = all(self.names_of(code).are_complete for code in self.users())
-        if not is_known or not self._called_by_users.isdisjoint(_PASSED_LOOKUPS):
+        are_known = all(self.names_of(code).are_complete for code in self.users())
+        if not are_known or not self._called_by_users.isdisjoint(_PASSED_LOOKUPS):
             return None
         names = set(self.user_names())
         for code in self._codes.values():
@@ -180,13 +188,13 @@ class ObservedCalls:
         return frozenset(names)
 
     def user_names(self) -> frozenset[str]:
-        """Returns the names in the user's code, and those that it has looked up."""
+        """Collects the names in the user's code, and those that it has looked up."""
         users = self.users()
         in_code = [self.names_of(code).attributes for code in users]
         return frozenset().union(*in_code, *(self._looked_up.get(code, ()) for code in users))
 
     def passed_names(self) -> tuple[frozenset[str], frozenset[str]]:
-        """Returns the variables and the attributes that the user's code may pass to code of C.
+        """Collects the variables and attributes that the user's code may pass to code of C.
 
         The profile does not see what functions of C call: `map(os.access, paths)`.
         """
@@ -198,49 +206,19 @@ class ObservedCalls:
         return variables, frozenset().union(*attributes, *looked_up)
 
     def effects(self) -> list[str]:
-        """Returns what the user's code does that a captured step does not repeat."""
+        """Lists what the user's code does that a captured step does not repeat."""
         # A level that is asked for is no message, nor is one that the level leaves out.
         of_user, all_called = (
-            {code.co_name for code in codes if origin_of(code).module in _LOGGING}
-            for codes in (filter(is_python, self._called_outside), self._codes.values())
+            {code.co_name for code in codes if code_facts.module_of(code) in _LOGGING}
+            for codes in (filter(code_facts.is_python, self._called_outside), self._codes.values())
         )
         is_logging = "makeRecord" in all_called and not of_user <= _ASK
         is_printing = "<built-in method builtins.print>" in self._called_outside
         return ["prints"] * is_printing + ["log messages"] * is_logging
 
 
-@contextmanager
-def _profile() -> Iterator[Any]:
-    """Opens a profile of this thread.
-
-    From Python 3.12 on cProfile has the calls of all threads; before, it is the one, and faster.
-    """
-    if sys.version_info < (3, 12):
-        profile = Profile(subcalls=True, builtins=True)
-        try:
-            yield profile
-        finally:
-            profile.disable()
-    else:
-        from shardcore.binding.capture.python_state.thread_profile import ThreadProfile
-
-        own = ThreadProfile()
-        own.start()
-        try:
-            yield own
-        finally:
-            own.stop()
-
-
 def _key(code: object) -> object:
     return id(code) if isinstance(code, CodeType) else code
-
-
-def is_profiled() -> bool:
-    """Returns whether a profiler of Python is at work: there can be no second one."""
-    if sys.version_info >= (3, 12):
-        return sys.monitoring.get_tool(sys.monitoring.PROFILER_ID) is not None
-    return sys.getprofile() is not None
 
 
 @contextmanager

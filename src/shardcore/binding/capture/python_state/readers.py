@@ -1,21 +1,25 @@
-"""Functions by which a guard reads state that is no attribute: in C, in a cell, of a thread."""
+"""State beside the attributes of objects, and how a guard reads it: contents, cells, settings."""
 
-import decimal
 import logging
 import os
+import random
 import threading
 import warnings
-from collections.abc import Callable
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable
 from functools import partial
 from operator import attrgetter
 from typing import Any
 
+import attrs
 import numpy as np
 import torch
 
 from shardcore.binding import keras_private
-from shardcore.binding.capture.python_state.objects import is_of
+from shardcore.binding.capture.python_state.objects import CACHED, is_of
 from shardcore.binding.capture.python_state.watched import WatchedValues
+from shardcore.domain.capture import NotCaptured
 
 FUNCTION_STATE = attrgetter("__code__", "__defaults__", "__kwdefaults__")
 FUNCTION_TEXTS = attrgetter("__name__", "__qualname__", "__doc__", "__module__")
@@ -25,8 +29,6 @@ _PARTS_OF_EXCEPTION = tuple(
     vars(BaseException)[name]
     for name in ("args", "__cause__", "__context__", "__suppress_context__")
 )
-
-
 # Settings by the names of which the user's code must have one: how to read them, and their title.
 SETTINGS: tuple[tuple[frozenset[str], Callable[[], object], str], ...] = (
     (
@@ -50,12 +52,104 @@ SETTINGS: tuple[tuple[frozenset[str], Callable[[], object], str], ...] = (
         "the name of this thread",
     ),
 )
+_PARTS_OF_ARRAY = (np.ndarray.shape, np.ndarray.dtype, np.ndarray.strides)
+# The most bytes of arrays and the like that one guard compares before each step.
+MOST_BYTES = 8 * 2**20
+
+
+@attrs.define
+class Budget:
+    """The bytes that a guard may still compare."""
+
+    left: int = MOST_BYTES
+
+    def take(self, count: int, name: str) -> None:
+        """Takes `count` bytes for the value `name`.
+
+        Raises:
+            NotCaptured: If too few are left.
+        """
+        self.left -= count
+        if self.left < 0:
+            raise NotCaptured(
+                f"it reads {name}, which is an array of {count} bytes: a guard compares "
+                f"{MOST_BYTES // 2**20} MiB at most. Make it a tensor, or a variable of the layer"
+            )
+
+
+def content_of(value: Any, name: str, budget: Budget) -> Callable[[], Any] | None:
+    """Chooses a function that copies the content of `value`; None where identity is enough.
+
+    Args:
+        value: Any object.
+        name: What it is, for messages.
+        budget: The bytes that may still be compared.
+
+    Raises:
+        NotCaptured: If it is an array of Python objects, or too large.
+    """
+    if is_of(value, np.ndarray):
+        if value.dtype.hasobject:
+            raise NotCaptured(
+                f"it reads {name}, which is an array of Python objects: make it a list, a tensor, "
+                "or a variable of the layer"
+            )
+        budget.take(value.nbytes, name)
+        return partial(_array_content, value)
+    if is_of(value, bytearray, array, memoryview, np.void):  # the last is a record of an array
+        budget.take(memoryview(value).nbytes, name)
+        return partial(_buffer_content, value)
+    if is_of(value, np.random.Generator):
+        return lambda: repr(value.bit_generator.state)
+    if is_of(value, np.random.BitGenerator):
+        return lambda: repr(value.state)
+    if is_of(value, np.random.RandomState):
+        return lambda: repr(value.get_state())
+    if is_of(value, random.Random):
+        return partial(random.Random.getstate, value)
+    if is_of(value, CACHED):
+        return partial(_cache_content, value)
+    if value is os.environ:
+        return lambda: dict(value)
+    return None
+
+
+def _array_content(value: np.ndarray) -> tuple[Any, ...]:
+    # By the base class: a subclass may hide these attributes.
+    parts = [part.__get__(value) for part in _PARTS_OF_ARRAY]
+    return np.ndarray.tobytes(value), *parts, np.ndarray.flags.__get__(value).num
+
+
+def _buffer_content(value: Any) -> bytes:
+    return memoryview(value).tobytes()
+
+
+def _cache_content(function: Any) -> tuple[int, int]:
+    """Counts misses and values of an `lru_cache`: one differs after it kept or dropped any."""
+    facts = function.cache_info()
+    return facts.misses, facts.currsize
+
+
+def members_reader(container: Any) -> Callable[[], Iterable[Any]]:
+    """Builds a function that iterates over a container, by its base class.
+
+    Those of a dict are its keys and values.
+    """
+    if is_of(container, dict):
+        return partial(_entries, container)
+    kinds = (list, tuple, set, frozenset, deque)
+    kind = next(kind for kind in kinds if is_of(container, kind))
+    return partial(kind.__iter__, container)
+
+
+def _entries(container: dict[Any, Any]) -> list[Any]:
+    return [*dict.keys(container), *dict.values(container)]
 
 
 def state_in_c(value: Any, name: str, watched: WatchedValues) -> None:
     """Adds to `watched` what an object of C has that is no attribute in its `__dict__`."""
     if is_of(value, BaseException):
-        watched.add_results(partial(parts_of_exception, value), name)
+        watched.add_results(partial(_parts_of_exception, value), name)
     if is_of(value, torch.Generator):
         watched.add_content(value.initial_seed, f"the seed of {name}")
     if is_of(value, np.flatiter):
@@ -71,7 +165,7 @@ def geometry(tensor: torch.Tensor, name: str, watched: WatchedValues) -> None:
 
 
 def read_or_none(holder: Any, owner: Any) -> Any:
-    """Returns what a cell or a slot holds; None if it is empty."""
+    """Reads a cell, or a slot of `owner`; None if it is empty."""
     try:
         return holder.cell_contents if owner is None else holder.__get__(owner)
     except (ValueError, AttributeError):
@@ -79,37 +173,32 @@ def read_or_none(holder: Any, owner: Any) -> Any:
 
 
 def identity(reference: Any) -> int | None:
-    """Returns the identity of what a weak reference refers to; None if that was freed."""
+    """Reads the identity of the target of a weak reference; None if that was freed."""
     target = reference()
     return None if target is None else id(target)
 
 
 def class_name(kind: type) -> str:
-    """Returns both names of a class, without running code of its metaclass."""
+    """Reads both names of a class, without running code of its metaclass."""
     return " ".join(vars(type)[name].__get__(kind) for name in ("__name__", "__qualname__"))
 
 
-def parts_of_exception(error: BaseException) -> tuple[Any, ...]:
-    """Returns what an exception holds, whatever attributes its class has."""
+def _parts_of_exception(error: BaseException) -> tuple[Any, ...]:
+    """Reads the parts of an exception, whatever attributes its class has."""
     return tuple(part.__get__(error) for part in _PARTS_OF_EXCEPTION)
 
 
-def decimal_context() -> str:
-    """Returns the settings of decimal numbers on this thread."""
-    return repr(decimal.getcontext())
-
-
 def level(logger: logging.Logger) -> tuple[Any, ...]:
-    """Returns whether a logger writes, and from which level on."""
+    """Reads all on which it depends whether a logger writes."""
     return logger.getEffectiveLevel(), logger.disabled, logging.root.manager.disable
 
 
 def title_of(owner: Any, attributes: dict[str, Any], name: str) -> str:
-    """Returns what messages call an object: its class and its own name, if it has one."""
+    """Names an object for messages: by its class and own name, if it has one."""
     own = attributes.get("name")
     return f"{type(owner).__name__} {own!r}" if isinstance(own, str) else name
 
 
 def count_attributes(attributes: dict[str, Any]) -> int:
-    """Returns the number of attributes of a model, without those in which it notes its runs."""
+    """Counts the attributes of a model, without those in which it notes its runs."""
     return len(attributes) - len(keras_private.RUNS_NOTED & attributes.keys())

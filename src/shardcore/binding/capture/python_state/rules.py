@@ -1,6 +1,6 @@
 """The rule of captured steps: which code is known to read nothing that a guard does not see.
 
-Python code outside these tables is read as the user's. C code outside them is refused.
+Python code outside these tables is read as the user's. C code outside them is refused (ADR 55).
 """
 
 import re
@@ -177,7 +177,7 @@ _OF_MODULE = re.compile(r"<built-in (?:method|function) ([\w.]+?)( of .*)?>")
 
 
 def is_setting(function: str) -> bool:
-    """Returns whether a function of C reads a setting or a lock, as libraries do too.
+    """Tells whether a function of C reads a setting or a lock, as libraries do too.
 
     Example:
         >>> is_setting("<built-in method sys.getrecursionlimit>")
@@ -189,7 +189,7 @@ def is_setting(function: str) -> bool:
 
 
 def bare_name(function: str) -> str:
-    """Returns the name of a function of C without its module or class.
+    """Strips the module or class from cProfile's name of a function of C.
 
     Example:
         >>> bare_name("<method 'acquire' of '_thread.lock' objects>")
@@ -200,7 +200,7 @@ def bare_name(function: str) -> str:
 
 
 def is_library(module: str) -> bool:
-    """Returns whether the code of a module belongs to a library whose reads are compared.
+    """Looks up a module, or the top package of it, in `LIBRARIES`.
 
     Example:
         >>> is_library("torch.nn"), is_library("absl.logging"), is_library("absl.flags")
@@ -210,17 +210,22 @@ def is_library(module: str) -> bool:
 
 
 def is_standard(module: str) -> bool:
-    """Returns whether a module is of the standard library."""
+    """Asks Python, by the top package."""
     return module.partition(".")[0] in sys.stdlib_module_names
 
 
 def is_pure(module: str) -> bool:
-    """Returns whether a module of the standard library depends on its operands only."""
+    """Looks up the top package of a module in `PURE_MODULES`."""
     return module.partition(".")[0] in PURE_MODULES
 
 
+def is_effect(module: str) -> bool:
+    """Looks up the top package of a module in `EFFECTS`."""
+    return module.partition(".")[0] in EFFECTS
+
+
 def why_unknown(function: str) -> str:
-    """Returns why a function of C may not be captured; empty if it may.
+    """Finds why a function of C may not be captured; empty if it may.
 
     Args:
         function: The name that `cProfile` has for it.
@@ -264,7 +269,7 @@ def why_unknown(function: str) -> str:
 
 
 def is_known_class(name: str) -> bool:
-    """Returns whether a class of C, if it is one, reads only what it is given.
+    """Tells whether a class of C, if it is one, reads only what it is given.
 
     Example:
         >>> is_known_class("itertools.count"), is_known_class("_io.FileIO")
@@ -275,7 +280,7 @@ def is_known_class(name: str) -> bool:
 
 
 def remedy(function: str) -> str:
-    """Returns what to do where a step calls a function that may not be captured.
+    """Words the advice for a step that calls a function which may not be captured.
 
     Args:
         function: The name of the function, or the one that `cProfile` has for it.

@@ -5,6 +5,7 @@ An attribute counts if the code that ran names it. What counts is compared, or t
 
 import abc
 import builtins
+import decimal
 import logging
 import sys
 from collections.abc import Callable, Iterable
@@ -16,14 +17,12 @@ import attrs
 import numpy as np
 
 from shardcore.binding import keras_private
-from shardcore.binding.capture.closures import Closures
-from shardcore.binding.capture.python_state import readers, rules
-from shardcore.binding.capture.python_state.names import OF_CLOSURES, OF_FUNCTIONS, PROBES
+from shardcore.binding.capture.python_state import code_facts, readers, rules
 from shardcore.binding.capture.python_state.object_walk import ObjectWalk
 from shardcore.binding.capture.python_state.objects import FUNCTIONS_OF_C, is_of, wrapped
 from shardcore.binding.capture.python_state.observed import ObservedCalls
-from shardcore.binding.capture.python_state.origins import is_known, origin_of
 from shardcore.binding.capture.python_state.watched import WatchedValues
+from shardcore.binding.capture.signatures import Closures
 from shardcore.binding.ranks.rank_consistency import variables_of
 from shardcore.domain.capture import NotCaptured
 
@@ -34,7 +33,7 @@ def watch_state(
     metadata_of: Callable[[Any], tuple[Any, ...]],
     closures: Closures | None = None,
 ) -> WatchedValues:
-    """Returns all that the steps of `trainer`, which call the functions `called`, may read.
+    """Walks to all that the steps of `trainer`, which call the functions `called`, may read.
 
     Args:
         trainer: The model.
@@ -46,29 +45,23 @@ def watch_state(
     Raises:
         NotCaptured: If the code may read what cannot be compared.
     """
-    names = called.attribute_names()
-    walk = _walk_step(trainer, called, names, WatchedValues(metadata_of), closures)
-    if walk.names_are_computed and names is not None:
-        walk = _walk_step(trainer, called, None, WatchedValues(metadata_of), closures)
-    return walk.watched
-
-
-def _walk_step(
-    trainer: Any,
-    called: ObservedCalls,
-    names: frozenset[str] | None,
-    watched: WatchedValues,
-    closures: Closures | None,
-) -> "_StepWalk":
     captured = closures or Closures.of()
-    walk = _StepWalk(called, names, watched)
-    called.check()
-    walk.visit_model(trainer)
-    walk.visit_objects(captured.objects)
-    walk.visit_code(captured.codes)
-    walk.check_weak_references()
-    walk.visit_environment()
-    return walk
+
+    def walk_by(names: frozenset[str] | None) -> _StepWalk:
+        walk = _StepWalk(called, names, WatchedValues(metadata_of))
+        called.check_calls()
+        walk.visit_model(trainer)
+        walk.visit_objects(captured.objects)
+        walk.visit_code(captured.codes)
+        walk.check_weak_references()
+        walk.visit_environment()
+        return walk
+
+    names = called.attribute_names()
+    walk = walk_by(names)
+    if walk.names_are_computed and names is not None:
+        walk = walk_by(None)
+    return walk.watched
 
 
 @attrs.define(eq=False)
@@ -82,10 +75,9 @@ class _StepWalk(ObjectWalk):
     def _probes_attributes(self) -> bool:
         """Whether the user's code may ask for an attribute that is not there."""
         is_trying = any(code.co_exceptiontable for code in self.called.users())
-        return is_trying or not self.user_names.isdisjoint(PROBES)
+        return is_trying or not self.user_names.isdisjoint(code_facts.PROBES)
 
     def visit_model(self, trainer: Any) -> None:
-        """Visits the layers, optimizer, metrics and losses of a model."""
         seed = keras_private.global_seed()
         for variable in [*variables_of(trainer), *([] if seed is None else [seed])]:
             self._add(variable, f"variable {variable.path!r}")
@@ -107,7 +99,6 @@ class _StepWalk(ObjectWalk):
         self._visit_pending()
 
     def visit_objects(self, values: Iterable[object]) -> None:
-        """Visits objects that may not be the model's."""
         for value in values:
             self._add(value, f"{type(value).__name__} in a closure")
         self._visit_pending()
@@ -163,7 +154,7 @@ class _StepWalk(ObjectWalk):
             if not asking.isdisjoint(self.user_names):
                 watch(read, title)
         if self.has_decimals or "Decimal" in self.user_names:
-            watch(readers.decimal_context, "the context of decimal numbers")
+            watch(lambda: repr(decimal.getcontext()), "the context of decimal numbers")
         self._add_named(*keras_private.global_state_of(self.user_names), "Keras' global state")
         self._visit_pending()
         if self.called.has_called_module("numpy._core.arrayprint"):
@@ -176,19 +167,18 @@ class _StepWalk(ObjectWalk):
             self._visit_pending()
 
     def _globals(self, code: CodeType) -> dict[str, Any] | None:
-        """Returns the global variables of code; None if no function with it is known yet."""
         if space := self.namespaces.get(id(code)):
             return space
-        module = sys.modules.get(origin_of(code).module)
+        module = sys.modules.get(code_facts.module_of(code))
         return vars(module) if isinstance(module, ModuleType) else None
 
     def _is_closed(self, code: CodeType) -> bool:
-        """Returns whether code reads names of Python's alone, as methods of a `dataclass` do."""
+        """Checks that code reads Python's names alone, as methods of a `dataclass` do."""
         known = vars(builtins).keys() | {"_tuple_new"}
         return code.co_filename == "<string>" and self.called.names_of(code).variables <= known
 
     def _add_cached_function(self, function: Any) -> None:
-        if is_of(function, FunctionType) and not is_known(function.__code__):
+        if is_of(function, FunctionType) and not code_facts.is_known(function.__code__):
             self._add_globals(function.__code__, function.__globals__)
 
     def _add_function(self, function: FunctionType, name: str) -> None:
@@ -197,11 +187,11 @@ class _StepWalk(ObjectWalk):
         In the closure of a library's function there may be one of the user's.
         """
         code, watch = function.__code__, self.watched.add_results
-        is_own = not is_known(code)
+        is_own = not code_facts.is_known(code)
         if is_own:
             title = f"function {function.__qualname__}"
             self._add_attributes(vars(function), title, is_library=False)
-            if self.user_names & OF_FUNCTIONS:
+            if self.user_names & code_facts.OF_FUNCTIONS:
                 watch(partial(readers.FUNCTION_STATE, function), f"code or defaults of {title}")
                 watch(partial(readers.FUNCTION_TEXTS, function), f"names of {title}")
             self._add_read_state(function, title)
@@ -226,7 +216,7 @@ class _StepWalk(ObjectWalk):
         if "__globals__" in self.user_names:
             space = function.__globals__
             self._add_named(space, self.user_names, str(space.get("__name__")))
-        if not self.user_names.isdisjoint(OF_CLOSURES):
+        if not self.user_names.isdisjoint(code_facts.OF_CLOSURES):
             for cell in function.__closure__ or ():
                 self.watched.add_result(partial(readers.CELL_CONTENTS, cell), f"closure of {title}")
                 self._add(readers.read_or_none(cell, None), f"closure of {title}")

@@ -9,7 +9,6 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.binding.capture.python_state.contents import identities
 from shardcore.binding.capture.python_state.objects import PLAIN_TYPES
 
 _ABSENT = object()
@@ -100,7 +99,7 @@ class WatchedValues:
     def add_identities(self, read: Callable[[], Iterable[Any]], name: str) -> None:
         """Adds the members of a container of another class, which `read` iterates over."""
         self._alive.append(tuple(read()))  # so that no other object gets the identity of a member
-        self.add_content(partial(identities, read), name)
+        self.add_content(lambda: list(map(id, read())), name)
 
     def add_size(self, container: Any, name: str) -> None:
         """Adds the length of a container."""
@@ -145,7 +144,7 @@ class WatchedValues:
             self.add_results(partial(itemgetter("part", "part"), vars(tensor)), f"{name}.data")
 
     def is_unchanged(self) -> bool:
-        """Returns whether all is as it was.
+        """Compares all of it.
 
         It runs before every step, over thousands of values: lists, and no generators, which call
         Python for each element.
@@ -158,6 +157,7 @@ class WatchedValues:
                 and list(map(len, self._sized)) == self._sizes
                 and list(map(type, self._owners)) == self._kinds
                 and all(map(is_, [read() for read in self._namespace_readers], self._namespaces))
+                # Not by `==` of lists, which runs `__eq__` of the user, and takes 1 for True.
                 and all(map(is_, values, self._values))
                 and all(map(is_, members, self._flat))
                 and list(map(self.metadata_of, self._leaves)) == self._leaf_states
@@ -232,13 +232,13 @@ def _is_equal(now: object, then: object) -> bool:
 
 
 def memories(tensors: Iterable[Any], local: Callable[[Any], Any]) -> frozenset[Any]:
-    """Returns what `memory_of` gives for this rank's parts of tensors."""
+    """Collects `memory_of` of this rank's dense parts of tensors."""
     with torch.no_grad():
         parts = [local(tensor) for tensor in tensors]
         return frozenset(memory_of(part) for part in parts if part.layout is torch.strided)
 
 
 def memory_of(tensor: torch.Tensor) -> Any:
-    """Returns what the plain `tensor` and its views of the same elements have in common."""
+    """Identifies the elements of a plain tensor: equal for its views of all of them."""
     address = tensor.untyped_storage().data_ptr()
     return address, tensor.storage_offset(), tuple(tensor.shape), tensor.stride()

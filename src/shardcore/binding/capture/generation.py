@@ -1,5 +1,10 @@
-"""Patch: `ops.while_loop` outside training, as in `generate()`: captured iterations (ADR 32)."""
+"""`generate()`: the prompt, and each iteration of the loop of tokens, are captured steps (ADR 32).
 
+`ops.while_loop` is patched. A prompt is the method by which keras-hub's models fill their cache
+before the loop, all by one name.
+"""
+
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -7,10 +12,10 @@ from typing import Any, cast
 
 import attrs
 import keras
+import numpy as np
 import torch
 
 from shardcore.binding import keras_private
-from shardcore.binding.capture.closures import Closures
 from shardcore.binding.capture.local_tensors import (
     Form,
     from_local,
@@ -19,7 +24,7 @@ from shardcore.binding.capture.local_tensors import (
     to_full,
     to_local,
 )
-from shardcore.binding.capture.prompts import capture_prompts, may_capture
+from shardcore.binding.capture.signatures import PLAIN, Closures
 from shardcore.binding.capture.slices import TensorIndices
 from shardcore.binding.capture.step import CapturedStep
 from shardcore.binding.keras_private.patches import replaces
@@ -54,11 +59,11 @@ class WhileLoops:
     ) -> Any:
         """Replaces `while_loop`: one step computes the next variables, and whether to go on."""
         session = self.sessions.current()
-        is_wanted = may_capture(session, self.sessions, self.capture)
+        is_wanted = _may_capture(session, self.sessions, self.capture)
         closures = Closures.of(cond, body) if is_wanted else None
         if closures is None or closures.model is None:
             return original(cond, body, loop_vars, maximum_iterations)
-        capture_prompts(closures.model, self.sessions, self.capture)
+        _capture_prompts(closures.model, self.sessions, self.capture)
         is_nest = isinstance(loop_vars, tuple | list)
         step = _captured_step(closures.model, closures, self.capture)
         loop = _Loop(cond, body, closures.tensors, step, session)
@@ -70,7 +75,6 @@ class WhileLoops:
 def _captured_step(
     model: keras.Model, closures: Closures, capture: StepCapture[torch.Tensor]
 ) -> CapturedStep:
-    """Returns the step of the loops of `model` with such closures."""
     steps: dict[Any, CapturedStep] = vars(model).setdefault(keras_private.LOOP_STEPS, {})
     if closures.key not in steps:
         if len(steps) == _MOST_LOOPS:
@@ -98,7 +102,6 @@ class _Loop:
     session: Session | None
 
     def run(self, variables: Variables, maximum_iterations: object) -> Variables:
-        """Returns the variables at the end of the loop."""
         most = (
             None if maximum_iterations is None else int(to_full(maximum_iterations, self.session))
         )
@@ -136,7 +139,6 @@ class _Loop:
             return iteration
 
     def _from_shards(self, iteration: "_Iteration | None", variables: Variables) -> Variables:
-        """Returns the variables that were made, in the nesting of `variables`; these if none."""
         if iteration is None:
             return variables
         shards, forms, _ = iteration
@@ -148,3 +150,84 @@ class _Loop:
 
 # The local shards of the variables after an iteration, their forms, and whether to go on.
 _Iteration = tuple[list[Any], list[Form], Any]
+
+
+def _capture_prompts(
+    model: keras.Model, sessions: Sessions, capture: StepCapture[torch.Tensor]
+) -> None:
+    """Captures the prompts of a `model` from its next one on, if it fills a cache by a method."""
+    name = keras_private.FILLS_CACHE
+    attribute = vars(model).get(name)
+    is_ours = isinstance(attribute, _Prompt)
+    if (is_ours and attribute.sessions is sessions) or (attribute is not None and not is_ours):
+        return
+    if callable(getattr(type(model), name, None)):
+        step = CapturedStep(model, name, capture)
+        vars(model)[name] = _Prompt(model, sessions, capture, step)
+
+
+@attrs.frozen(eq=False)
+class _Prompt:
+    """The method of one model that fills the cache, as an attribute that shadows it.
+
+    Args:
+        model: The model.
+        sessions: The sessions of the installation.
+        capture: Records, and makes programs.
+        captured: Runs the method.
+    """
+
+    model: keras.Model
+    sessions: Sessions
+    capture: StepCapture[torch.Tensor]
+    captured: CapturedStep
+
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        method = partial(getattr(type(self.model), keras_private.FILLS_CACHE), self.model)
+        arguments = keras_private.map_leaves(_as_tensor, (args, kwargs))
+        session = self.sessions.current()
+        if not (
+            _may_capture(session, self.sessions, self.capture)
+            and _need_no_exchange(arguments, session)
+        ):
+            return method(*args, **kwargs)
+
+        def step() -> Any:
+            cache = method(*arguments[0], **arguments[1])
+            leaves = [_reduce_leaf(leaf, session) for leaf in keras_private.leaves(cache)]
+            return *to_local(leaves, session), keras_private.map_leaves(lambda _: 0, cache)
+
+        scope = nullcontext() if session is None else session.strategy.implicit_replication()
+        with scope, self.sessions.working(self.model):
+            shards, forms, nest = self.captured(step, arguments, session)
+        return keras_private.pack_leaves(nest, from_local(shards, forms, session))
+
+
+def _may_capture(
+    session: Session | None, sessions: Sessions, capture: StepCapture[torch.Tensor]
+) -> bool:
+    return (
+        (session is not None or sessions.entry.serves_one_device)
+        and not sessions.is_closed
+        and sessions.run() is None  # else it is a part of another step
+        and not (torch.is_grad_enabled() or capture.is_recording() or keras_private.is_symbolic())
+        and threading.current_thread() is threading.main_thread()
+    )
+
+
+def _need_no_exchange(arguments: object, session: Session | None) -> bool:
+    leaves = keras_private.leaves(arguments)
+    if not all(isinstance(leaf, (torch.Tensor, *PLAIN)) for leaf in leaves):
+        return False
+    if session is None or session.distribution.auto_shard_dataset:
+        return True
+    # Of plain rows a layer would ask the other ranks how many they have, which is not recorded.
+    return all(session.strategy.owns(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+
+def _as_tensor(leaf: object) -> Any:
+    return keras.ops.convert_to_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf
+
+
+def _reduce_leaf(leaf: object, session: Session | None) -> Any:
+    return reduce_partial(leaf, session) if isinstance(leaf, torch.Tensor) else leaf

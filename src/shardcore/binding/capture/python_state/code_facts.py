@@ -1,18 +1,23 @@
-"""The names in the code of a function: what it looks up in modules and on objects."""
+"""Facts of code: the module it belongs to, and the names it looks up in modules and on objects."""
 
 import builtins
 import dis
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import lru_cache, wraps
 from itertools import takewhile
-from types import CodeType
-from typing import Any
+from types import CodeType, ModuleType
+from typing import Any, TypeGuard
 
 import attrs
 
+from shardcore.binding.capture.python_state import rules
+
+# Code that has no file: of modules that Python contains, and methods that attrs makes.
+_GENERATED = re.compile(r"<(?:frozen|attrs generated \w+) ([\w.]+)>")
 # Functions that look up attributes by a name that they are given.
 LOOKUPS = frozenset({"getattr", "hasattr"})
 # Names of what reads all attributes of an object, or those whose names are in a value.
@@ -40,6 +45,73 @@ _VARIABLES = ("LOAD_GLOBAL", "LOAD_NAME")
 _IGNORED = frozenset({"PUSH_NULL", "PRECALL", "CACHE", "NOP", "RESUME", "COPY_FREE_VARS"})
 
 
+def module_of(code: CodeType) -> str:
+    """Looks up the module, or the library, that has the file of code; empty without: a user's."""
+    if generated := _GENERATED.match(code.co_filename):
+        return generated.group(1)
+    name = _names_by_file(len(sys.modules)).get(code.co_filename)
+    return name or _library_with(code.co_filename)
+
+
+def is_known(code: object) -> bool:
+    """Tells whether code is a library's, which reads only what is compared."""
+    if not is_python(code):
+        return True
+    module = module_of(code)
+    return rules.is_library(module) or (rules.is_pure(module) and code.co_name != "<lambda>")
+
+
+def is_trusted(code: object) -> bool:
+    """Tells whether what code calls is no read of the user's."""
+    if not is_python(code):
+        return True
+    module = module_of(code)
+    return rules.is_library(module) or rules.is_effect(module) or is_module_body(code)
+
+
+def is_users(code: object) -> bool:
+    """Tells whether code is neither a library's nor Python's: it counts, whoever calls it."""
+    if not is_python(code):
+        return False
+    module = module_of(code)
+    return not rules.is_standard(module) and not rules.is_library(module)
+
+
+def is_python(function: object) -> TypeGuard[CodeType]:
+    """Tells Python from C among the functions of a profile."""
+    return isinstance(function, CodeType)
+
+
+def is_module_body(code: object) -> bool:
+    """Tells whether code is the body of a module, which runs when it is imported.
+
+    What `exec` and `eval` run has the same name, and is refused where they are called.
+    """
+    return isinstance(code, CodeType) and code.co_name == "<module>"
+
+
+def _library_with(file: str) -> str:
+    # A module may take its own place in `sys.modules`, as `torch._VF` does.
+    for name in rules.LIBRARIES:
+        module = sys.modules.get(name)
+        folder = os.path.dirname(getattr(module, "__file__", None) or "")
+        if folder and file.startswith(folder + os.sep):
+            return name
+    return ""
+
+
+@lru_cache(maxsize=1)
+def _names_by_file(_loaded: int) -> dict[str, str]:
+    # By their dicts: a module may import others when it is asked for an attribute.
+    names: dict[str, str] = {}
+    for name, module in list(sys.modules.items()):
+        if isinstance(module, ModuleType):
+            file = vars(module).get("__file__")
+            if isinstance(file, str):
+                names.setdefault(file, name)
+    return names
+
+
 @attrs.frozen
 class Names:
     """The names in the code of a function, without those of the functions within it.
@@ -65,7 +137,7 @@ class Names:
 
     @classmethod
     def of(cls, code: CodeType) -> "Names":
-        """Returns the names in `code`.
+        """Reads the instructions and constants of `code`.
 
         Example:
             >>> def scaled(layer, x):
@@ -97,7 +169,6 @@ class Names:
 
 
 def _strings(constants: tuple[object, ...]) -> Iterator[str]:
-    """Yields the strings among constants, and in tuples and sets of these."""
     for constant in constants:
         if isinstance(constant, str):
             yield constant
@@ -108,7 +179,6 @@ def _strings(constants: tuple[object, ...]) -> Iterator[str]:
 
 
 def _loads_value(step: dis.Instruction) -> bool:
-    """Returns whether an instruction loads what a name refers to, not in order to call it."""
     if step.opname in ("LOAD_NAME", "IMPORT_FROM"):
         return True
     is_attribute = step.opname == "LOAD_ATTR"  # Python 3.11 loads by LOAD_METHOD what is called
@@ -117,10 +187,7 @@ def _loads_value(step: dis.Instruction) -> bool:
 
 
 def _are_called(instructions: list[dis.Instruction]) -> bool:
-    """Returns whether `getattr` and `hasattr` are called where they are loaded, or by a constant.
-
-    Else code may pass them on, and something else looks up.
-    """
+    # Else code may pass `getattr` and `hasattr` on, and something else looks up.
     steps = [step for step in instructions if step.opname not in _IGNORED]
     return all(
         (step.opname == "LOAD_GLOBAL" and bool((step.arg or 0) & 1))

@@ -1,6 +1,6 @@
-"""Repeated blocks of a model: equal layers in a row, which are traced once (ADR 46)."""
+"""Facts of a built model, which a policy gets: layers, variables, edges, runs of equal layers."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
@@ -11,7 +11,11 @@ import torch
 from keras import KerasTensor, Layer
 
 from shardcore.binding import keras_private
+from shardcore.binding.keras_private.variables import tensor_of
+from shardcore.ports.model import LayerFacts, VariableFacts
 
+# Keys in the configuration of a layer.
+_CONFIG = ("activation", "axis", "data_format", "groups", "equation", "num_heads")
 # The names of a layer, which differ between equal ones.
 _NAMES = {"name", "path", "parent_path"}
 # Their random seeds differ, and no operator depends on them.
@@ -19,8 +23,96 @@ _DRAW = (keras.initializers.Initializer, keras.random.SeedGenerator)
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), type, BuiltinFunctionType)
 
 
+def describe(model: keras.Layer) -> LayerFacts:
+    """Describes a built model: every layer and variable once, at its first place.
+
+    The states of seed generators are left out: they are two numbers, and equal on all ranks.
+    """
+    seen: set[int] = set()
+
+    def unseen(candidates: Iterable[object]) -> list[Any]:
+        return [candidate for candidate in candidates if id(candidate) not in seen]
+
+    def facts_of(layer: keras.Operation) -> LayerFacts:
+        if id(layer) in seen:
+            return LayerFacts(layer.name, ("SharedLayer",))
+        seen.add(id(layer))
+        graph = keras_private.graph_of(layer)
+        children = [] if graph is None else list(graph.operations)
+        children += [
+            child for child in unseen(keras_private.children_of(layer)) if child is not graph
+        ]
+        below = tuple(map(facts_of, {id(child): child for child in children}.values()))
+        variables = unseen(getattr(layer, "variables", ()))  # those of children are seen
+        variables = [variable for variable in variables if not keras_private.is_seed(variable)]
+        seen.update(map(id, variables))
+        outputs = () if graph is None else graph.outputs
+        return LayerFacts(
+            layer.name,
+            _kinds(layer),
+            _config(layer),
+            tuple(map(_variable, variables)),
+            below,
+            None if graph is None else _edges(graph),
+            tuple(keras_private.producer_of(output).name for output in outputs),
+            _path(layer),
+            _input_shape(layer),
+            () if graph is None else runs_of(graph),
+        )
+
+    return facts_of(model)
+
+
+def _path(layer: keras.Operation) -> str:
+    is_input = isinstance(layer, keras.layers.InputLayer)  # it has no path in Keras
+    return layer.name if is_input else getattr(layer, "path", None) or ""
+
+
+def _variable(variable: keras.Variable) -> VariableFacts:
+    shape, itemsize = tuple(variable.shape), tensor_of(variable).element_size()
+    return VariableFacts(variable.path, shape, itemsize, bool(variable.trainable))
+
+
+def _input_shape(layer: keras.Operation) -> tuple[int | None, ...] | None:
+    """The only shape with which `layer` was built, None if that is unknown."""
+    if isinstance(layer, keras.layers.InputLayer):
+        return tuple(layer.batch_shape)
+    built = layer.get_build_config() if isinstance(layer, keras.layers.Layer) else None
+    shape = (built or {}).get("input_shape")
+    is_shape = isinstance(shape, tuple) and all(size is None or type(size) is int for size in shape)
+    return shape if is_shape else None
+
+
+def _edges(graph: keras.Function) -> tuple[tuple[str, str], ...]:
+    inside = set(map(id, graph.operations))
+    pairs = (
+        (parent.operation.name, node.operation.name)
+        for node in keras_private.nodes_of(graph)
+        for parent in node.parent_nodes
+        if id(parent.operation) in inside
+    )
+    return tuple(dict.fromkeys(pairs))
+
+
+def _kinds(layer: keras.Operation) -> tuple[str, ...]:
+    bases = set(keras.layers.Layer.__mro__)
+    return tuple(kind.__name__ for kind in type(layer).__mro__ if kind not in bases) or ("Layer",)
+
+
+def _config(layer: keras.Operation) -> dict[str, Any]:
+    config = {name: getattr(layer, name) for name in _CONFIG if hasattr(layer, name)}
+    if callable(config.get("activation")):
+        activation = config["activation"]
+        config["activation"] = getattr(activation, "__name__", type(activation).__name__)
+    ndim = getattr(getattr(layer, "input_spec", None), "ndim", None)
+    axis = config.get("axis")
+    if isinstance(axis, int) and axis >= 0 and ndim is not None:
+        config["axis"] = axis - ndim
+    return {name: value for name, value in config.items() if value is not None}
+
+
 def runs_of(graph: keras.Function) -> tuple[tuple[str, ...], ...]:
-    """Returns the names of equal layers in a row of a functional model, in order.
+    """Finds equal layers in a row of a functional model: runs of names, in order (ADR 46).
 
     In a row means that each is called once, and its only output goes to the next one alone, as the
     first argument; the other arguments are the same.
@@ -35,7 +127,6 @@ def runs_of(graph: keras.Function) -> tuple[tuple[str, ...], ...]:
     final = {id(tensor) for tensor in graph.outputs}
 
     def only_reader(node: Any) -> Any:
-        """Returns the only call that reads the output of `node`; None if there is not one."""
         readers = users.get(id(node.outputs[0]), [])
         alone = len(node.outputs) == 1 and len(readers) == 1 and id(node.outputs[0]) not in final
         return readers[0] if alone and calls[id(node.operation)] == 1 else None
@@ -62,7 +153,7 @@ def _row(node: object, joined: Mapping[int, object]) -> Iterator[Any]:
 
 
 def _repeat(node: Any, after: Any, calls: Mapping[int, int]) -> bool:
-    """Returns whether `after` calls a layer equal to that of `node`, on its output."""
+    """Checks that `after` calls a layer equal to that of `node`, on its output."""
     one, other = node.operation, after.operation
     if not (isinstance(one, Layer) and one.path and isinstance(other, Layer) and other.path):
         return False
@@ -76,7 +167,7 @@ def _repeat(node: Any, after: Any, calls: Mapping[int, int]) -> bool:
         and _is_like(args[0], output)
         and not {id(v) for v in one.variables} & {id(v) for v in other.variables}
         and _are_same((args[1:], kwargs), (next_args[1:], next_kwargs))
-        and Equality().holds(one, other)
+        and _Equality().holds(one, other)
     )
 
 
@@ -85,22 +176,22 @@ def _is_like(one: object, other: KerasTensor) -> bool:
 
 
 def _are_same(some: object, others: object) -> bool:
-    """Returns whether two calls have the same tensors, and equal other arguments."""
+    """Compares the arguments of two calls: tensors by identity, others as `_Equality` does."""
     pairs = zip(keras.tree.flatten(some), keras.tree.flatten(others), strict=False)
     return len(keras.tree.flatten(some)) == len(keras.tree.flatten(others)) and all(
-        one is other or (not isinstance(one, KerasTensor) and Equality().holds(one, other))
+        one is other or (not isinstance(one, KerasTensor) and _Equality().holds(one, other))
         for one, other in pairs
     )
 
 
 @attrs.define
-class Equality:
+class _Equality:
     """Compares what two layers hold: configuration, layers, variables and functions, not values."""
 
     _pairs: dict[int, tuple[object, object]] = attrs.field(factory=dict, init=False)
 
     def holds(self, one: object, other: object) -> bool:
-        """Returns whether a step does the same with `one` as with `other`."""
+        """Tells whether a step does the same with `one` as with `other`."""
         if one is other:
             return True
         if type(one) is not type(other):
@@ -127,7 +218,6 @@ class Equality:
         return self._of_attributes(one, other)
 
     def all_hold(self, some: list[object], others: list[object]) -> bool:
-        """Returns whether two lists are equal, member by member."""
         return len(some) == len(others) and all(map(self.holds, some, others))
 
     def _of_attributes(self, one: object, other: object) -> bool:
@@ -144,22 +234,21 @@ class Equality:
 
 
 def _is_noted(value: object) -> bool:
-    """Returns whether Keras notes by this attribute where a layer is used, or what it holds."""
     return keras_private.is_bookkeeping(value) or keras_private.is_tracker(value)
 
 
-def _are_functions_equal(equality: Equality, one: Any, other: Any) -> bool:
+def _are_functions_equal(equality: _Equality, one: Any, other: Any) -> bool:
     cells = [
         [cell.cell_contents for cell in function.__closure__ or ()] for function in (one, other)
     ]
     return one.__code__ is other.__code__ and equality.all_hold(*cells)
 
 
-def _alike(_equality: Equality, one: Any, other: Any) -> bool:
+def _alike(_equality: _Equality, one: Any, other: Any) -> bool:
     return (tuple(one.shape), one.dtype) == (tuple(other.shape), other.dtype)
 
 
-_COMPARED: tuple[tuple[Any, Callable[[Equality, Any, Any], bool]], ...] = (
+_COMPARED: tuple[tuple[Any, Callable[[_Equality, Any, Any], bool]], ...] = (
     (keras.Variable, lambda equality, one, other: _alike(equality, one, other)
      and one.trainable == other.trainable),
     (torch.Tensor, _alike),
