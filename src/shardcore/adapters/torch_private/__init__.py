@@ -37,6 +37,7 @@ from shardcore.adapters.torch_private.operators import is_list_operator as is_li
 from shardcore.adapters.torch_private.operators import is_skippable as is_skippable
 from shardcore.adapters.torch_private.operators import is_view as is_view
 from shardcore.adapters.torch_private.operators import kind_of_results as kind_of_results
+from shardcore.adapters.torch_private.operators import may_read_values as may_read_values
 from shardcore.adapters.torch_private.operators import needs_grad_mode as needs_grad_mode
 from shardcore.adapters.torch_private.operators import number_of_results as number_of_results
 from shardcore.adapters.torch_private.operators import out_of_place as out_of_place

@@ -76,17 +76,17 @@ class OperatorListener(_OfPlainTensors):  # type: ignore[no-untyped-call]
         self._values = values
 
     def _run(self, operator: Operator, args: Args, kwargs: Kwargs) -> Any:
+        run = getattr(operator, "_op", operator)  # `OpOverload.__call__` is a call of Python more
         with self._context:
-            if _computes_nothing(operator) or self._is_passed((args, kwargs) if kwargs else args):
-                return operator(*args, **kwargs)
+            if _computes_nothing(operator) or (self._values and _is_without_values(args, kwargs)):
+                return run(*args, **kwargs)
             before = self._before(operator, args, kwargs)
-            result = operator(*args, **kwargs)
-            if before is not None and self._after is not None and not self._is_passed(result):
+            result = run(*args, **kwargs)
+            if before is None or self._after is None:
+                return result
+            if not (self._values and _is_without_values((result,), {})):
                 self._after(operator, args, kwargs, before, result)
             return result
-
-    def _is_passed(self, nest: object) -> bool:
-        return self._values and _is_without_values(nest)
 
 
 @cache
@@ -94,9 +94,15 @@ def _computes_nothing(operator: Operator) -> bool:
     return is_autograd_wrapper(operator) or operator._schema.name.startswith(PROFILER)
 
 
-def _is_without_values(nest: object) -> bool:
-    for leaf in (nest,) if isinstance(nest, torch.Tensor) else tree_leaves(nest):
-        if isinstance(leaf, torch.Tensor) and (leaf.is_meta or isinstance(leaf, FakeTensor)):
+def _is_without_values(args: Args, kwargs: Kwargs) -> bool:
+    for operand in (*args, *kwargs.values()) if kwargs else args:
+        if operand.__class__ in _PLAIN:  # most are tensors and numbers: no call for each
+            if operand.is_meta or operand.__class__ is FakeTensor:
+                return True
+        elif isinstance(operand, tuple | list | dict) and any(
+            isinstance(leaf, torch.Tensor) and (leaf.is_meta or isinstance(leaf, FakeTensor))
+            for leaf in tree_leaves(operand)
+        ):
             return True
     return False
 

@@ -245,6 +245,15 @@ def reads_values(operator: object, args: tuple[Any, ...]) -> bool:
     return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
 
 
+def may_read_values(operator: object) -> bool:
+    """Tells whether `reads_values` may hold, whatever the operands are."""
+    tags = getattr(operator, "tags", ())
+    return operator in _INDEXING or not {
+        torch.Tag.data_dependent_output,
+        torch.Tag.dynamic_output_shape,
+    }.isdisjoint(tags)
+
+
 _RECURRENT = torch.ops.aten.mkldnn_rnn_layer.default
 _INDEXING = (torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default)
 _MASKS = (torch.bool, torch.uint8)

@@ -20,7 +20,7 @@ from shardcore.adapters.capture.recording.comparison import (
     reader_of,
 )
 from shardcore.adapters.capture.recording.recorder import Recorder
-from shardcore.adapters.capture.recording.source_line import source_line
+from shardcore.adapters.capture.trace.source_line import source_line
 from shardcore.adapters.capture.trace.trace import Call, Read, Trace
 from shardcore.domain.errors import AuditError, EnvironmentProblem
 

@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from functools import cache
 from typing import Any
 
 import attrs
@@ -18,9 +19,9 @@ from shardcore.adapters.capture.recording.functions import (
     generator_states,
     set_generator_states,
 )
-from shardcore.adapters.capture.recording.source_line import source_line
 from shardcore.adapters.capture.recording.values import RecordedValues
-from shardcore.adapters.capture.trace.trace import Call, Number, Read, Trace
+from shardcore.adapters.capture.trace.source_line import source_line
+from shardcore.adapters.capture.trace.trace import Call, Number, Read, Trace, Value
 from shardcore.adapters.torch_private import Args, Kwargs
 from shardcore.ports.capture import Observer
 
@@ -121,7 +122,7 @@ class Recorder:
         """
         if self._busy or self.trace.refusal:
             return None
-        if torch_private.draws(operator):
+        if _kind_of(operator).draws:
             self._check_generator()
             generator = kwargs.get("generator")
             if generator is not None and self._values.find(generator) is None:
@@ -131,22 +132,22 @@ class Recorder:
 
     def _end(self, operator: Any, args: Args, kwargs: Kwargs, references: Any, result: Any) -> None:
         """Notes an operator that has run."""
-        if torch_private.draws(operator):
+        kind = _kind_of(operator)
+        if kind.draws:
             self._drawn = generator_states()
         if operator is torch_private.ITEM and self._taken is not None:
             self._taken[repr(result)] = args[0], result
             return
-        if torch_private.reads_values(operator, args):
+        if kind.may_read and torch_private.reads_values(operator, args):
             for tensor in filter(torch.is_tensor, torch_private.tree_leaves((args, kwargs))):
                 number = result if operator is torch_private.ITEM else None
                 self.read(tensor, str(operator), number)
             if not any(map(torch.is_tensor, torch_private.tree_leaves(result))):
                 return
-        if operator in _SETS_STORAGE:
+        if kind.sets_storage:
             self._append_view_of_storage(result)
             return
-        is_alias = operator in _ALIASES or torch_private.is_wait(operator)
-        if is_alias or (operator is _VIEW_AS and args[0] is args[1]):
+        if kind.is_alias or (operator is _VIEW_AS and args[0] is args[1]):
             self._values.bind(result, references[0][0])
             return
         self._append(operator, args, kwargs, references, result)
@@ -160,12 +161,13 @@ class Recorder:
             if text in taken:
                 self._used.add(text)
                 references[1][name] = Number(self._values.value(taken[text][0]))
-        writes = tuple(
-            map(self._values.value, torch_private.written_operands(operator, args, kwargs))
-        )
-        made = torch_private.tree_map(self._values.value_of_result, result)
+        writes: tuple[Value, ...] = ()
+        if _kind_of(operator).writes:
+            written = torch_private.written_operands(operator, args, kwargs)
+            writes = tuple(map(self._values.value, written))
+        made = self._values.results(result)
         backward = torch_private.backward_pass() >= 0
-        self._note_call(Call(operator, *references, made, writes, source_line(), backward))
+        self._note_call(Call(operator, *references, made, writes, source_line(backward), backward))
 
     def _note_call(self, call: Call) -> None:
         """Notes one operator; an audit compares it instead."""
@@ -231,6 +233,37 @@ _ALIASES = {
     torch.ops.aten.lift_fresh.default,
 }
 _VIEW_AS = torch.ops.aten.view_as.default
+
+
+@attrs.frozen(eq=False)
+class _Kind:
+    """Properties of an operator, in one look-up: the hash of an operator runs Python.
+
+    Args:
+        draws: Whether it draws from a random generator.
+        may_read: Whether it may read values on the host.
+        writes: Whether it writes into operands.
+        sets_storage: Whether it gives a tensor another storage.
+        is_alias: Whether its result is its operand.
+    """
+
+    draws: bool
+    may_read: bool
+    writes: bool
+    sets_storage: bool
+    is_alias: bool
+
+
+@cache
+def _kind_of(operator: Any) -> _Kind:
+    return _Kind(
+        draws=torch_private.draws(operator),
+        may_read=torch_private.may_read_values(operator),
+        writes=torch_private.writes_first(operator) or torch_private.writes_others(operator),
+        sets_storage=operator in _SETS_STORAGE,
+        is_alias=operator in _ALIASES or torch_private.is_wait(operator),
+    )
+
 
 # Set while this thread records a step: gradient hooks, which autograd calls, ask for it.
 _recording: ContextVar[Recorder | None] = ContextVar("recording", default=None)

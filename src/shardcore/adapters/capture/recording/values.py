@@ -39,16 +39,22 @@ class RecordedValues:
     _operands: list[Value] = attrs.field(factory=list, init=False)
 
     def operands(self, args: Args, kwargs: Kwargs) -> tuple[Any, Any]:
-        """Returns the operands as values of the trace; `value_of_result` looks at these."""
+        """Finds the values of the operands; `results` looks for memory at these."""
         self._operands.clear()
         return self.values_in(args), self.values_in(kwargs) if kwargs else {}
+
+    def results(self, result: Any) -> Any:
+        """Makes values of the results of an operator; most have one, which is a tensor."""
+        if _is_value(result.__class__):
+            return self._value_of_result(result)
+        return torch_private.tree_map(self._value_of_result, result)
 
     def values_in(self, nest: Any) -> Any:
         """Returns `nest` with values of the trace for its tensors and generators."""
         return torch_private.tree_map(self._reference, nest)
 
     def _reference(self, leaf: Any) -> Any:
-        if not _is_value(leaf.__class__):
+        if leaf.__class__ is not torch.Tensor and not _is_value(leaf.__class__):
             return leaf
         value = self.value(leaf)
         self._operands.append(value)
@@ -80,7 +86,7 @@ class RecordedValues:
             return self._generators.get(torch_private.identity_of(thing), (None,))[0]
         return None
 
-    def value_of_result(self, leaf: Any) -> Any:
+    def _value_of_result(self, leaf: Any) -> Any:
         """Returns the value of a result; its memory is new, or that of an operand or a variable."""
         if not _is_value(leaf.__class__):
             return leaf

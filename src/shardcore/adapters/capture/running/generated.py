@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from shardcore.adapters import torch_private
+from shardcore.adapters.capture.trace.source_line import SourceLine
 from shardcore.adapters.capture.trace.trace import (
     Call,
     Literals,
@@ -61,7 +62,7 @@ def function_of(trace: Trace, literals: Literals) -> Callable[..., tuple[torch.T
     return run
 
 
-def _source_lines(trace: Trace) -> Iterator[tuple[str, str]]:
+def _source_lines(trace: Trace) -> Iterator[tuple[str, SourceLine | str]]:
     """Yields the collective and the recorded line of each call; of a wait, those of its start."""
     started: dict[Value, Call] = {}
     for call in trace.calls:
@@ -120,19 +121,17 @@ class _Writer:
 
     def function(self) -> Callable[..., tuple[Any, ...]]:
         """Returns the function; its globals are `names`."""
-        calls = zip(self.trace.calls, self._ended(), _source_lines(self.trace), strict=True)
         head = self._head()
         self.lines_before = len(head)
-        body = (
-            f"{self._line(call, ended)}  # {_comment(source)}" for call, ended, (_, source) in calls
-        )
-        lines = [*head, *body, self._end()]
+        calls = zip(self.trace.calls, self._ended(), strict=True)
+        lines = [*head, *(self._line(call, ended) for call, ended in calls), self._end()]
         self.tensors |= {f"v{number}": tensor for number, tensor in self.trace.scratch.items()}
         self.names |= self.tensors
         text = "\n    ".join(lines) + "\n"
         file = f"{CAPTURED}{hashlib.sha256(text.encode()).hexdigest()[:12]}.py"
         # Of `exec`'d code, tracebacks and debuggers ask the loader for the lines (by `linecache`).
-        self.names |= {"__name__": "generated", "__loader__": _Source(text)}
+        sources = [source for _, source in _source_lines(self.trace)]
+        self.names |= {"__name__": "generated", "__loader__": _Source(lines, len(head), sources)}
         if logger.isEnabledFor(logging.DEBUG):
             linecache.lazycache(file, self.names)
             logger.debug("%d calls run as linecache.getlines(%r)", len(self.trace.calls), file)
@@ -202,17 +201,24 @@ class _Writer:
 
 @attrs.frozen
 class _Source:
-    """The loader of the generated function: it has the text.
+    """The loader of the generated function: it has the text, with the source line of each call.
 
     Args:
-        text: The lines of the function.
+        lines: The lines of the function.
+        lines_before: The number of lines before the calls.
+        sources: The source line of each call.
     """
 
-    text: str
+    lines: list[str]
+    lines_before: int
+    sources: list[SourceLine | str]
 
     def get_source(self, name: str) -> str:
-        """Returns the text; `linecache` calls it."""
-        return self.text
+        """Writes the text; `linecache` calls it."""
+        lines = list(self.lines)
+        for index, source in enumerate(self.sources, self.lines_before):
+            lines[index] += f"  # {_comment(str(source))}"
+        return "\n    ".join(lines) + "\n"
 
 
 def _is_literal(thing: object) -> bool:

@@ -9,6 +9,7 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
+from shardcore.adapters.capture.trace.source_line import SourceLine
 from shardcore.ports.capture import RecordedSum, RecordedSums
 
 
@@ -111,7 +112,7 @@ class Call:
     kwargs: dict[str, Any]
     result: Any
     writes: tuple[Value, ...] = ()
-    line: str = attrs.field(default="", eq=False)
+    line: SourceLine | str = attrs.field(default="", eq=False)
     backward: bool = attrs.field(default=False, eq=False)
 
     @cached_property

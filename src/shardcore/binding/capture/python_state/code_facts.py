@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import lru_cache, wraps
 from itertools import takewhile
 from types import CodeType, ModuleType
-from typing import Any, TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 
 import attrs
 
@@ -18,6 +18,9 @@ from shardcore.binding.capture.python_state import rules
 
 # Code that has no file: of modules that Python contains, and methods that attrs makes.
 _GENERATED = re.compile(r"<(?:frozen|attrs generated \w+) ([\w.]+)>")
+# The names that code gave to `getattr` and `hasattr`, by the id of the code: to hash it takes a
+# microsecond.
+LookedUp: TypeAlias = dict[int, tuple[CodeType, set[str]]]
 # Functions that look up attributes by a name that they are given.
 LOOKUPS = frozenset({"getattr", "hasattr"})
 # Names of what reads all attributes of an object, or those whose names are in a value.
@@ -207,7 +210,7 @@ def _names_a_constant(steps: list[dis.Instruction]) -> bool:
 
 
 @contextmanager
-def noted_lookups(names_by_caller: dict[CodeType, set[str]]) -> Iterator[None]:
+def noted_lookups(names_by_caller: LookedUp) -> Iterator[None]:
     """Adds the names that `getattr` and `hasattr` get meanwhile, by the code that calls them.
 
     `getattr(self, f"block_{i}")` has no name in its code, and no profile sees arguments: so both
@@ -223,15 +226,16 @@ def noted_lookups(names_by_caller: dict[CodeType, set[str]]) -> Iterator[None]:
             setattr(builtins, name, original)
 
 
-def _noting(
-    original: Callable[..., Any], names_by_caller: dict[CodeType, set[str]]
-) -> Callable[..., Any]:
+def _noting(original: Callable[..., Any], names_by_caller: LookedUp) -> Callable[..., Any]:
     @wraps(original)
     def look_up(*args: Any) -> Any:
         if len(args) > 1 and isinstance(args[1], str):
             # `inspect.currentframe` calls `hasattr` itself.
             caller = sys._getframe(1).f_code
-            names_by_caller.setdefault(caller, set()).add(args[1])
+            key = id(caller)
+            if key not in names_by_caller:
+                names_by_caller[key] = caller, set()
+            names_by_caller[key][1].add(args[1])
         return original(*args)
 
     return look_up

@@ -33,12 +33,11 @@ class ObservedCalls:
     count: int = attrs.field(default=0, init=False)  # functions of Python, noted; it never falls
     # The user's code; other code and functions of C that something else than a library may have
     # called.
-    _called_outside: dict[Any, None] = attrs.field(factory=dict, init=False)
+    _called_outside: dict[object, Any] = attrs.field(factory=dict, init=False)  # by `_key`
     # What the user's code calls, as far as the profile knows.
     _called_by_users: set[Any] = attrs.field(factory=set, init=False)
     _known_names: dict[CodeType, code_facts.Names] = attrs.field(factory=dict, init=False)
-    # The names that code gave to `getattr` and `hasattr`.
-    _looked_up: dict[CodeType, set[str]] = attrs.field(factory=dict, init=False)
+    _looked_up: code_facts.LookedUp = attrs.field(factory=dict, init=False)
 
     @contextmanager
     def observe(self) -> Iterator[Observer]:
@@ -62,7 +61,7 @@ class ObservedCalls:
                 self._codes[id(code)] = code
                 self.count += 1
             if entry.callcount > by_library.get(_key(code), 0) or code_facts.is_users(code):
-                self._called_outside[code] = None
+                self._called_outside[_key(code)] = code
             if code_facts.is_users(code):
                 self._called_by_users.update(call.code for call in entry.calls or ())
 
@@ -107,7 +106,7 @@ class ObservedCalls:
         """Lists the code that is read: the user's, and that of unknown modules."""
         return [
             code
-            for code in self._called_outside
+            for code in self._called_outside.values()
             if isinstance(code, CodeType) and not code_facts.is_known(code)
         ]
 
@@ -124,7 +123,7 @@ class ObservedCalls:
             NotCaptured: If one may.
         """
         # Functions of Python first: they have better names than those of C that they call.
-        for code in sorted(self._called_outside, key=lambda code: isinstance(code, str)):
+        for code in sorted(self._called_outside.values(), key=lambda code: isinstance(code, str)):
             if isinstance(code, str):
                 why, name = rules.why_unknown(code), code
                 if rules.is_setting(code) and not self._is_named(code, rules.bare_name(code)):
@@ -191,7 +190,7 @@ class ObservedCalls:
         """Collects the names in the user's code, and those that it has looked up."""
         users = self.users()
         in_code = [self.names_of(code).attributes for code in users]
-        return frozenset().union(*in_code, *(self._looked_up.get(code, ()) for code in users))
+        return frozenset().union(*in_code, *map(self._names_looked_up, users))
 
     def passed_names(self) -> tuple[frozenset[str], frozenset[str]]:
         """Collects the variables and attributes that the user's code may pass to code of C.
@@ -200,17 +199,23 @@ class ObservedCalls:
         """
         users = self.users()
         names = [self.names_of(code) for code in users]
-        looked_up = [self._looked_up.get(code, ()) for code in users]
+        looked_up = map(self._names_looked_up, users)
         variables = frozenset().union(*(of_code.passed_variables for of_code in names))
         attributes = (of_code.passed_attributes for of_code in names)
         return variables, frozenset().union(*attributes, *looked_up)
+
+    def _names_looked_up(self, code: CodeType) -> set[str]:
+        return self._looked_up.get(id(code), (code, set[str]()))[1]
 
     def effects(self) -> list[str]:
         """Lists what the user's code does that a captured step does not repeat."""
         # A level that is asked for is no message, nor is one that the level leaves out.
         of_user, all_called = (
             {code.co_name for code in codes if code_facts.module_of(code) in _LOGGING}
-            for codes in (filter(code_facts.is_python, self._called_outside), self._codes.values())
+            for codes in (
+                filter(code_facts.is_python, self._called_outside.values()),
+                self._codes.values(),
+            )
         )
         is_logging = "makeRecord" in all_called and not of_user <= _ASK
         is_printing = "<built-in method builtins.print>" in self._called_outside
