@@ -12,7 +12,7 @@ import torch
 from shardcore.binding import keras_private, patch_table
 from shardcore.binding.backend_library import BackendLibrary
 from shardcore.binding.capture.while_loops import WhileLoops
-from shardcore.binding.checkpoints.files.transformers import TransformersExport
+from shardcore.binding.checkpoints.files.exports import TransformersExport
 from shardcore.binding.keras_private.patches import Replacement
 from shardcore.binding.ranks.ambient import AmbientScope
 from shardcore.binding.ranks.session import Sessions

@@ -7,7 +7,7 @@ from shardcore.binding import backend_library, keras_private, metric_sums
 from shardcore.binding import layouts as layout_map
 from shardcore.binding.capture import slices, while_loops
 from shardcore.binding.checkpoints import backup
-from shardcore.binding.checkpoints.files import callbacks, loading, saving
+from shardcore.binding.checkpoints.files import callbacks, exports, loading, saving
 from shardcore.binding.cost import make_plan
 from shardcore.binding.data import batches, data_adapters
 from shardcore.binding.engine import adoption, initial, operations, products, quantized, variable
@@ -33,7 +33,7 @@ INSTALLED = _declared_in(
         wrapper,
         *(batches, data_adapters),
         *(ends, loops, loss_scaling, optimizer_updates, steps),
-        *(callbacks, loading, saving),
+        *(callbacks, exports, loading, saving),
         backup,
     )
 )

@@ -16,8 +16,11 @@ from keras import Model
 from keras.callbacks import Callback, ProgbarLogger
 
 from shardcore.binding import keras_private
-from shardcore.binding.checkpoints.files.atomic import atomically_written
-from shardcore.binding.checkpoints.files.saving import canonical_path, is_first_writer
+from shardcore.binding.checkpoints.files.saving import (
+    atomically_written,
+    canonical_path,
+    is_first_writer,
+)
 from shardcore.binding.keras_private.patches import replaces, replaces_value
 from shardcore.binding.ranks.collective_errors import raise_on_all_ranks
 from shardcore.binding.ranks.session import Session, Sessions
@@ -64,7 +67,7 @@ def write_on_all_ranks(
 
     what = f"write the file of {name}" + (f" {path!r}" if path else "")
     with _writing(callback, session, sessions):
-        raise_on_all_ranks(work, what, session, sessions, is_same_code=True)
+        raise_on_all_ranks(work, what, sessions, is_same_code=True)
 
 
 @replaces(
@@ -158,7 +161,7 @@ class OneWriter:
         return lambda *args: function(*args) if _is_writer(self.sessions) else None
 
     def File(self, path: str, mode: str = "r") -> Any:  # noqa: N802 - Keras' name
-        """Returns an open file; writes of another rank than the first are discarded."""
+        """Opens a file; what another rank than the first writes is discarded."""
         if _is_writer(self.sessions) or not set(mode) & set("wax+"):
             is_renamed = self.is_renamed and mode == "w" and not keras_private.is_remote(path)
             if is_renamed and self.sessions.are_served():
@@ -200,7 +203,7 @@ class _DiscardedSummary:
         return getattr(self.module, name)
 
     def create_file_writer(self, logdir: str) -> Any:
-        """Returns a writer to a temporary folder instead of `logdir`."""
+        """Opens a writer to a temporary folder instead of `logdir`."""
         folder = TemporaryDirectory(prefix="shardcore-discarded-")
         writer = self.module.create_file_writer(folder.name)
         writer._shardcore_folder = folder

@@ -48,7 +48,7 @@ def without_copy(
 
 
 def _can_be_shared(array: numpy.ndarray) -> bool:
-    """Returns whether torch has the dtype of a large `array`, and may write into its memory."""
+    """Tells whether torch has the dtype of a large `array`, and may write into its memory."""
     is_known = array.dtype.kind in "fib" or array.dtype.name in ("uint8", "bfloat16")
     is_native = array.dtype.isnative and array.dtype.itemsize <= 8
     is_open = array.flags.writeable and array.flags.c_contiguous
@@ -92,7 +92,7 @@ class _Stored(io.RawIOBase):
 
     @classmethod
     def of(cls, archive: Any, info: zipfile.ZipInfo) -> "_Stored":
-        """Returns the file `info` of the open `archive`."""
+        """Finds the content of the file `info`, behind its local header, in an open `archive`."""
         archive.seek(info.header_offset + _LOCAL_HEADER - 4)
         lengths = archive.read(4)
         name, extra = (int.from_bytes(length, "little") for length in (lengths[:2], lengths[2:]))

@@ -1,30 +1,95 @@
-"""Patches of keras-hub: one rank writes a model that is exported for Transformers.
+"""Patches: exports of models, by Keras, and by keras-hub for Transformers (ADR 45).
 
 keras-hub reads the full value of each variable and writes it into a file that it opens itself. So
 all ranks run it; the files of all but one are the null device.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import IO, Any
 
 import attrs
-from keras import Model
+import torch
+from keras import Model, Variable
 
 from shardcore.binding import keras_private
 from shardcore.binding.checkpoints.files.saving import (
     canonical_path,
     is_first_writer,
     sharding_session,
+    write_file,
 )
+from shardcore.binding.engine import torch_state
+from shardcore.binding.keras_private.patches import replaces
+from shardcore.binding.keras_private.variables import set_tensor, tensor_of
 from shardcore.binding.ranks.collective_errors import (
     check_other_ranks,
     raise_on_all_ranks,
     raise_on_calling_ranks,
 )
-from shardcore.binding.ranks.session import Sessions
+from shardcore.binding.ranks.session import Session, Sessions
 from shardcore.binding.types import FilePath, Original
+
+# Formats of one file, which can be renamed when it is complete.
+_ONE_FILE = ("litert", "onnx", "torch")
+
+
+@replaces(
+    "keras.src.models.model:Model.export",
+    reason="One rank exports full values; all ranks all-gather the shards.",
+)
+def export(
+    sessions: Sessions,
+    original: Original,
+    model: Model,
+    filepath: FilePath,
+    format: str = "tf_saved_model",
+    verbose: bool | None = None,
+    **options: object,
+) -> None:
+    """Replaces `Model.export`, called on every rank: one of each path writes, from a full model."""
+    write = partial(original, model, format=format, verbose=verbose, **options)
+    session = sharding_session(model, sessions)
+    if session is None:
+        write(filepath)
+        return
+    path = str(filepath)
+
+    def work() -> None:
+        if not is_writer:
+            return
+        if format not in _ONE_FILE or keras_private.is_remote(path):
+            write(path)
+            return
+        write_file(path, lambda unfinished: write(unfinished, verbose=False))
+        if verbose is None or verbose:
+            keras_private.print_message(f"Saved the exported model at '{path}'.")
+
+    session.processes.barrier("exporting a model")
+    is_writer = is_first_writer(canonical_path(path), session)
+    with _unsharded(model, session, is_writer):
+        raise_on_all_ranks(work, f"export {path!r}", sessions)
+
+
+@contextmanager
+def _unsharded(model: Model, session: Session, is_full: bool) -> Iterator[None]:
+    """Opens a context in which ranks that ask have the full `model`, unsharded. A collective."""
+    sharded: list[tuple[Variable, torch.Tensor]] = []
+    for variable in model.variables:
+        value = session.strategy.full_tensor(tensor_of(variable))
+        if is_full:
+            sharded.append((variable, tensor_of(variable)))
+            plain = torch.nn.Parameter(value, requires_grad=tensor_of(variable).requires_grad)
+            set_tensor(variable, plain)
+    swapped = [(value, tensor_of(variable)) for variable, value in sharded]
+    try:
+        with torch_state.holding(model, swapped), keras_private.without_distribution():
+            yield
+    finally:
+        for variable, value in sharded:
+            set_tensor(variable, value)
 
 
 @attrs.define(eq=False)
@@ -39,7 +104,7 @@ class TransformersExport:
     writes: bool | None = attrs.field(default=None, init=False)
 
     def replacements(self) -> dict[str, Callable[[Any], Any]]:
-        """Returns, by name, functions from old to new values."""
+        """Wraps functions of keras-hub, by name: each takes the old one, and gives the new one."""
         functions: dict[str, Callable[..., Any]] = {
             "export_backbone": self._export,
             "export_to_safetensors": self._export,
@@ -51,7 +116,6 @@ class TransformersExport:
     def _export(
         self, original: Original, model: Model, path: FilePath, *args: object, **kwargs: object
     ) -> None:
-        """Exports a model, or its backbone."""
         session = sharding_session(model, self.sessions)
         if session is None or self.sessions.collective_work is not None:
             original(model, path, *args, **kwargs)
@@ -61,7 +125,7 @@ class TransformersExport:
         self.writes = is_first_writer(canonical_path(str(path)), session)
         try:
             work = partial(original, model, path, *args, **kwargs)
-            raise_on_all_ranks(work, what, session, self.sessions)
+            raise_on_all_ranks(work, what, self.sessions)
         finally:
             self.writes = None
 
@@ -90,7 +154,6 @@ class _Checked:
     sessions: Sessions
 
     def write(self, content: bytes) -> int:
-        """Writes a piece, which each rank does."""
         written = self.file.write(content)
         check_other_ranks(self.sessions)
         return written
