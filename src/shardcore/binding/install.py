@@ -18,7 +18,7 @@ from shardcore.binding.ranks.ambient import AmbientScope
 from shardcore.binding.ranks.session import Sessions
 from shardcore.binding.training import loops
 from shardcore.binding.training.ends import Ends
-from shardcore.binding.training.loss_scaling import LossScaling
+from shardcore.binding.training.optimizers import LossScaling
 from shardcore.binding.training.steps import Steps
 from shardcore.binding.types import Original
 from shardcore.domain.errors import CallProblem
@@ -77,7 +77,7 @@ class Binding:
         self.sessions.close()
 
     def _owners(self) -> dict[type, object]:
-        """Returns, by class, the objects whose methods replace names of Keras."""
+        """Makes the objects whose methods replace names of Keras, by class."""
         sessions, capture = self.sessions, self.capture
         owners = (
             *(self.library, self._ambient, sessions.sums),
@@ -89,7 +89,7 @@ class Binding:
     def _with_services(
         self, replacement: Replacement, owners: dict[type, object]
     ) -> Callable[..., Any]:
-        """Returns the function of `replacement` with what it needs before `original`."""
+        """Binds what the function of `replacement` needs before `original`."""
         if replacement.needs == ("session",):
             return partial(self._in_session, replacement.function)
         services: dict[str, object] = {

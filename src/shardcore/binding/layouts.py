@@ -18,7 +18,7 @@ from shardcore.ports.types import LayoutLike
 
 
 def rules_of(layout_map: LayoutMap) -> PathRules[Any]:
-    """Returns the rules of a `LayoutMap`, parsed again when its keys have changed."""
+    """Parses the rules of a `LayoutMap`; again when its keys have changed."""
     entries = keras_private.entries_of(layout_map)
     keys = tuple(entries)
     cached = getattr(layout_map, "_shardcore_rules", None)

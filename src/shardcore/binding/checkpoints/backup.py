@@ -20,10 +20,10 @@ from keras.callbacks import BackupAndRestore
 from shardcore.binding import keras_private
 from shardcore.binding.checkpoints.files.callbacks import write_on_all_ranks
 from shardcore.binding.checkpoints.state import generators, generators_of, set_generators
-from shardcore.binding.data_position import DataPosition, SavedPosition
 from shardcore.binding.keras_private.patches import replaces
 from shardcore.binding.ranks.collective_errors import raise_on_all_ranks
 from shardcore.binding.ranks.session import Session, Sessions
+from shardcore.binding.trainer_run import DataPosition, SavedPosition
 from shardcore.binding.types import Original
 from shardcore.domain.errors import CheckpointError
 

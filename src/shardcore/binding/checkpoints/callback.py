@@ -14,9 +14,9 @@ from shardcore.binding import keras_private
 from shardcore.binding.checkpoints import state
 from shardcore.binding.checkpoints.checkpoints import Checkpoints, SaveRequest, Saving
 from shardcore.binding.checkpoints.loading import Restore
-from shardcore.binding.data_position import DataPosition, SavedPosition
 from shardcore.binding.keras_private.variables import tensor_of
 from shardcore.binding.ranks.session import Sessions
+from shardcore.binding.trainer_run import DataPosition, SavedPosition
 from shardcore.domain.errors import CheckpointError
 from shardcore.ports.checkpoints import Lease
 

@@ -11,11 +11,10 @@ import numpy as np
 import torch
 from keras.callbacks import Callback, EarlyStopping, ModelCheckpoint, ReduceLROnPlateau
 
-from shardcore.binding import keras_private
+from shardcore.binding import keras_private, torch_modules
 from shardcore.binding.keras_private.variables import tensor_of
 from shardcore.binding.ranks import rank_consistency
 from shardcore.binding.ranks.session import Session, stored_layout
-from shardcore.binding.torch_modules import wrapper
 from shardcore.domain.checkpoints.contents import Piece, VariableToLoad, VariableToStore
 from shardcore.domain.errors import CheckpointError
 from shardcore.domain.layouts.layout import Layout
@@ -93,7 +92,7 @@ def tensors_of(model: keras.Model, session: Session | None) -> list[StateTensor]
     seed = keras_private.global_seed()
     if seed is not None:
         tensors.append(_of_variable(_GLOBAL_SEED, "global seed", seed, session))
-    for number, buffer in enumerate(wrapper.buffers(model)):
+    for number, buffer in enumerate(torch_modules.buffers(model)):
         tensors.append(_of_buffer(f"buffers/{number}", buffer, session))
     return tensors
 

@@ -101,7 +101,7 @@ def _collective(sessions: Sessions, *, is_same_code: bool) -> Iterator[_Collecti
 
 
 def do_all_ranks_run_this(sessions: Sessions) -> bool:
-    """Returns whether all ranks run this code together, as in a callback that saves.
+    """Tells whether all ranks run this code together, as in a callback that saves.
 
     Where one rank writes and the others attend, the writer may save something more alone.
     """
@@ -127,10 +127,7 @@ def check_other_ranks(sessions: Sessions) -> None:
 
 
 def _gather_errors(own: Exception | None, processes: Processes) -> list[Exception | None]:
-    """Returns the error of each rank.
-
-    If a rank is in another call, this raises: this rank's own error, which came first, if any.
-    """
+    """Gathers the error of each rank. If a rank is in another call, raises this rank's, if any."""
     try:
         return processes.gather(own)
     except OtherRankFailed:
@@ -142,7 +139,7 @@ def _gather_errors(own: Exception | None, processes: Processes) -> list[Exceptio
 
 
 def _picklable(error: Exception, what: str, processes: Processes, who: str) -> Exception:
-    """Returns `error`, or one in its place that another process can read; `who` raises it."""
+    """Replaces an `error` that no other process could read; a note says that `who` raises it."""
     rank = processes.rank
     try:
         error.add_note(f"Rank {rank} could not {what}: {who} raises this error.")

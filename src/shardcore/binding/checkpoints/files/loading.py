@@ -9,7 +9,7 @@ import numpy
 import torch
 from keras import Model, Variable
 
-from shardcore.binding.engine.initial import PIECE
+from shardcore.binding.engine.large_values import PIECE
 from shardcore.binding.engine.variable import strategy_of
 from shardcore.binding.keras_private.patches import replaces, replaces_value
 from shardcore.binding.ranks.session import Session, Sessions
