@@ -163,26 +163,18 @@ def library_of_adapters(_original: object) -> SimpleNamespace:
     reason="Lays out batches, outputs and metrics as DTensors of Keras.",
     since=(3, 16),
 )
-def distribution_of_trainer(_original: Original) -> None:
-    """Replaces `distribution` in the trainer, which sees none."""
-
-
 @replaces(
     "keras.src.backend.torch.trainer:TorchTrainer._initialize_ddp",
     reason="Wraps the model in DDP if there is a process group.",
     since=(3, 16),
 )
-def initialize_no_ddp(_original: Original, trainer: object) -> None:
-    """Replaces `TorchTrainer._initialize_ddp`."""
-
-
 @replaces(
     "keras.src.backend.torch.core:Variable._initialize_distributed",
     reason="Lays out the variable as a DTensor of Keras.",
     since=(3, 16),
 )
-def initialize_no_dtensor(_original: Original, variable: object, value: object) -> None:
-    """Replaces `Variable._initialize_distributed`."""
+def do_nothing(_original: Original, *_arguments: object) -> None:
+    """Replaces functions that lay out by themselves, and what tells the trainer to: None."""
 
 
 @replaces_value(

@@ -87,7 +87,6 @@ class Functions:
             return _full_tensor_of(tensor, Layout(session.mesh, spec), tuple(shape), session)
 
     def _collective_call(self, call: str, tensor: Tensor) -> AbstractContextManager[None]:
-        """Opens a context for a collective: all ranks make the same call, on equal shapes."""
         kind = str(tensor.dtype).removeprefix("torch.")
         return self.sessions.collective_call(f"{call} of a tensor of {tuple(tensor.shape)} {kind}")
 

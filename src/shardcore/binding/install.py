@@ -77,7 +77,6 @@ class Binding:
         self.sessions.close()
 
     def _owners(self) -> dict[type, object]:
-        """Makes the objects whose methods replace names of Keras, by class."""
         sessions, capture = self.sessions, self.capture
         owners = (
             *(self.library, self._ambient, sessions.sums),

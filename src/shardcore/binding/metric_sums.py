@@ -1,4 +1,4 @@
-"""Metric states: partial sums during a step, reduced together at its end.
+"""Metric states: partial sums during a step, reduced together at its end (ADR 17).
 
 Without it, each state of each metric is reduced separately, at every step.
 """
@@ -161,7 +161,6 @@ class MetricSums:
         return due
 
     def _is_deferred(self, variable: Variable) -> bool:
-        """Tells whether the sum of `variable` stays partial until a later step."""
         return self._run is not None and any(v is variable for v in self._run.deferred)
 
     @replaces(

@@ -122,13 +122,11 @@ class _ModuleEdge:
     _handles: list[Any] = attrs.field(factory=list, init=False)
 
     def attach(self, module: torch.nn.Module) -> None:
-        """Registers the hooks of `module`."""
         self.edges[module] = self
         enter = module.register_forward_pre_hook(self._enter, with_kwargs=True)
         self._handles = [enter, module.register_forward_hook(self._leave)]
 
     def detach(self) -> None:
-        """Removes the hooks."""
         while self._handles:
             self._handles.pop().remove()
 

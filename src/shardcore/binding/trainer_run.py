@@ -51,7 +51,7 @@ class SavedPosition:
 
 @attrs.define(eq=False)
 class DataPosition:
-    """The position of a running fit.
+    """The position of a running fit, and the batches that it counts.
 
     Attributes:
         ahead: The position to which the next iterator goes first; None for its beginning.
@@ -64,14 +64,16 @@ class DataPosition:
     goes_on: bool = attrs.field(default=False, init=False)
     _made: torch.Tensor | None = attrs.field(default=None, init=False)
     _begun: torch.Tensor | None = attrs.field(default=None, init=False)
-    _batches: int = attrs.field(default=0, init=False)
+    _drawn: int = attrs.field(default=0, init=False)
+    _source: Iterable[object] = attrs.field(default=(), init=False)
+    _batches: Iterator[object] = attrs.field(factory=lambda: iter(()), init=False)
 
     def saved(self, steps: int) -> SavedPosition | None:
         """Describes the position after `steps` steps of the epoch; None without an iterator."""
         if self._made is None:
             return None
         begun = self._made if self._begun is None else self._begun
-        return SavedPosition(self._made, begun, self._batches, steps)
+        return SavedPosition(self._made, begun, self._drawn, steps)
 
     def restore_metrics(self) -> None:
         """Assigns their values to the variables of metrics, once."""
@@ -79,37 +81,18 @@ class DataPosition:
         for variable, value in metrics:
             variable.assign(value)
 
-    def note_iterator(self) -> None:
-        """Notes the generator's state as an iterator is made; a resumed fit sets the saved one."""
+    def read(self, source: Iterable[object], goes_on: bool) -> "DataPosition":
+        """Reads another source of batches from now on, and counts them."""
+        self._source, self.goes_on = source, goes_on
+        return self
+
+    def __iter__(self) -> "DataPosition":
+        """Makes the iterator, and draws the batches before the position that is ahead."""
         if self.ahead is not None:
             torch.set_rng_state(self.ahead.made)
-        self._made, self._begun, self._batches = torch.get_rng_state(), None, 0
-
-    def note_drawing(self) -> None:
-        """Notes the generator's state at the first batch; a resumed fit sets the saved one."""
-        if self._begun is None:
-            if self.ahead is not None:
-                torch.set_rng_state(self.ahead.begun)
-            self._begun = torch.get_rng_state()
-
-    def note_drawn(self) -> None:
-        """Counts a batch that was drawn."""
-        self._batches += 1
-
-
-@attrs.define(eq=False)
-class Counted:
-    """Batches of a data adapter, with a count of those that were drawn."""
-
-    source: Iterable[object]
-    position: DataPosition
-    _batches: Iterator[object] = attrs.field(factory=lambda: iter(()), init=False)
-
-    def __iter__(self) -> "Counted":
-        """Makes the iterator, and draws the batches before the position that is ahead."""
-        self.position.note_iterator()
-        self._batches = iter(self.source)
-        ahead = self.position.ahead
+        self._made, self._begun, self._drawn = torch.get_rng_state(), None, 0
+        self._batches = iter(self._source)
+        ahead = self.ahead
         for number in range(0 if ahead is None else ahead.batches):
             if next(self, None) is None:
                 raise CheckpointError(
@@ -118,14 +101,17 @@ class Counted:
                     "with; or begin again, by ShardedCheckpoint(resume=False), or without the "
                     "folder of BackupAndRestore."
                 )
-        self.position.ahead = None
+        self.ahead = None
         return self
 
     def __next__(self) -> object:
-        """Draws the next batch, and counts it."""
-        self.position.note_drawing()
+        """Draws a batch; the first one of a resumed fit by the generator's state of that time."""
+        if self._begun is None:
+            if self.ahead is not None:
+                torch.set_rng_state(self.ahead.begun)
+            self._begun = torch.get_rng_state()
         batch = next(self._batches)
-        self.position.note_drawn()
+        self._drawn += 1
         return batch
 
 
@@ -178,7 +164,6 @@ class Prefetch:
         return self
 
     def __iter__(self) -> "Prefetch":
-        """Makes the iterator of the source."""
         self._batches, self._ahead, self._taken = iter(self._source), None, None
         return self
 

@@ -119,8 +119,8 @@ def load(sessions: Sessions, original: Original, callback: BackupAndRestore) -> 
         original(callback)
         return
     vars(callback).pop(_WAITS, None)
-    session, path = sessions.current(), keras_private.weights_path(callback)
-    if session is not None and session.mesh.size > 1:
+    session, path = sessions.shared(), keras_private.weights_path(callback)
+    if session is not None:
         # One rank may have copied the backup before a damaged one to its place.
         session.processes.barrier("the restoring of a backup")
     backup = _read_same_backup(callback, path, session, sessions)
@@ -147,7 +147,7 @@ def _read_same_backup(
         return backup, str(backup or ("weights alone" if exists else "nothing"))
 
     backup, content = _run_collectively(read_here, f"read {path!r}", session, sessions)
-    if session is not None and session.mesh.size > 1:
+    if session is not None:
         everyone = session.processes.gather((content, path))
         if len({what for what, _ in everyone}) > 1:
             texts = (f"rank {rank}: {w} in {p!r}" for rank, (w, p) in enumerate(everyone))
@@ -162,9 +162,7 @@ def _read_same_backup(
 def _run_collectively(
     work: Callable[[], Result], what: str, session: Session | None, sessions: Sessions
 ) -> Result:
-    if session is None or session.mesh.size == 1:
-        return work()
-    return raise_on_all_ranks(work, what, sessions)
+    return work() if session is None else raise_on_all_ranks(work, what, sessions)
 
 
 def _read(path: str) -> _Backup | None:
@@ -196,7 +194,7 @@ def _read(path: str) -> _Backup | None:
 def _restore(
     backup: _Backup, callback: BackupAndRestore, path: str, position: DataPosition
 ) -> None:
-    """Gives a fit the state of a file, whose weights the model has."""
+    """Restores all of a fit but its weights, which Keras has read."""
     model = callback.model
     seeds, metrics = _seeds(model), list(model.metrics_variables) if backup.steps else []
     for what, values, variables in (

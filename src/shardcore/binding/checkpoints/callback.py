@@ -147,7 +147,6 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.due.start(self._progress.step)
 
     def _resume(self, restore: Restore) -> None:
-        """Restores the progress and the position in the data from a checkpoint."""
         training = restore.index.state.get("training")
         if training is None:
             raise CheckpointError(
@@ -215,7 +214,6 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
             saving.finish()
 
     def _release(self) -> None:
-        """Releases the lease of the directory, after an error too."""
         lease, self._lease = self._lease, None
         if lease is not None:
             lease.release()
@@ -223,7 +221,8 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def _save(self) -> None:
         self.finish()
         self._is_due, self._saved_step = False, self._progress.step
-        states, arrays = state.callback_states(self._others())
+        session = self.checkpoints.sessions.current()
+        states, arrays = state.callback_states(self._others(), session)
         saved = self._position.saved(self._progress.of_epoch)
         if not (self._progress.of_epoch or self._position.goes_on):
             saved = None  # the epoch makes a new iterator of the data
@@ -233,15 +232,13 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
             "place": None if saved is None else saved.to_json(),
             "callbacks": states,
         }
-        session = self.checkpoints.sessions.current()
-        mesh = state.ONE_DEVICE if session is None else session.mesh
         request = SaveRequest(
             Path(self.directory).absolute(),
             self.model,
             self._progress.step,
             {"training": training},
             self.keep,
-            [state.replicated_tensor(name, value, mesh) for name, value in arrays.items()],
+            arrays,
             self._lease,
         )
         self._saving = self.checkpoints.begin(request)

@@ -22,7 +22,6 @@ from shardcore.binding.ranks.session import Session, Sessions
 from shardcore.domain.checkpoints.contents import divide, pieces_of_rank
 from shardcore.domain.checkpoints.index import Index
 from shardcore.domain.errors import CallProblem, CheckpointError
-from shardcore.domain.layouts.mesh import Mesh
 from shardcore.ports.checkpoints import CheckpointStore, Commit, Lease, PendingSave
 
 Result = TypeVar("Result")
@@ -95,10 +94,6 @@ class _Ranks:
                 "keras.distribution.set_distribution(keras.distribution.DataParallel())."
             )
         return cls(sessions, session)
-
-    @property
-    def mesh(self) -> Mesh:
-        return state.ONE_DEVICE if self.session is None else self.session.mesh
 
     @property
     def position(self) -> int:
@@ -186,7 +181,7 @@ class Checkpoints:
         tensors = [*state.tensors_of(request.model, ranks.session), *request.arrays]
         variables = divide(tensor.to_store() for tensor in tensors)
         content = {**request.state, "generators": state.generators()}
-        mesh, versions = ranks.mesh, self.versions
+        mesh, versions = state.mesh_of(ranks.session), self.versions
         index = Index(request.step, str(mesh), versions, tuple(variables), (), content)
         ranks.compare(
             {
@@ -256,14 +251,13 @@ class Checkpoints:
         folder = self._find(Path(path).absolute(), ranks)
         restore = Restore(folder, self._index(folder, ranks), model, ranks.session)
         restore.match(strict)
-        position, count = ranks.position, ranks.mesh.size
-        with self.store.reading(folder, restore.index, position, count) as reader:
+        count = state.mesh_of(ranks.session).size
+        with self.store.reading(folder, restore.index, ranks.position, count) as reader:
             ranks.run(partial(restore.check, reader), f"check checkpoint {str(folder)!r}")
             ranks.run(partial(restore.read, reader), f"read checkpoint {str(folder)!r}")
         return restore
 
     def _find(self, path: Path, ranks: _Ranks) -> Path:
-        """Finds the folder of a checkpoint, or the newest complete one in a directory."""
         what = f"look for a checkpoint in {str(path)!r}"
         folder = ranks.choose(partial(self.store.find, path), what)
         if folder is None:

@@ -21,8 +21,6 @@ from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.mesh import Mesh
 from shardcore.ports.checkpoints import Content
 
-# The mesh of a model without a distribution.
-ONE_DEVICE = Mesh((1,), ("data",))
 # The name of the seed of random functions that get none.
 _GLOBAL_SEED = "global_seed"
 # The attributes of Keras' callbacks that change while a fit runs.
@@ -97,10 +95,9 @@ def tensors_of(model: keras.Model, session: Session | None) -> list[StateTensor]
     return tensors
 
 
-def replicated_tensor(name: str, value: torch.Tensor, mesh: Mesh) -> StateTensor:
-    """Wraps a plain tensor of a callback's state, equal on all ranks: one of them writes it."""
-    layout = Layout.replicated(mesh, value.ndim)
-    return StateTensor(name, name, "callbacks", tuple(value.shape), layout, value)
+def mesh_of(session: Session | None) -> Mesh:
+    """Looks up the mesh of a session; without one a model has a mesh of one device."""
+    return Mesh((1,), ("data",)) if session is None else session.mesh
 
 
 def generators() -> dict[str, str]:
@@ -156,8 +153,7 @@ def _of_variable(
 ) -> StateTensor:
     shape, layout = tuple(variable.shape), stored_layout(variable)
     if session is None or layout is None:
-        mesh = ONE_DEVICE if session is None else session.mesh
-        local, layout = tensor_of(variable), Layout.replicated(mesh, len(shape))
+        local, layout = tensor_of(variable), Layout.replicated(mesh_of(session), len(shape))
     else:
         local = session.strategy.to_local(tensor_of(variable))
     return StateTensor(name, variable.path, group, shape, layout, local.detach())
@@ -168,8 +164,7 @@ def _of_buffer(name: str, buffer: torch.Tensor, session: Session | None) -> Stat
     if session is not None and session.strategy.owns(buffer):
         layout, local = session.strategy.layout(buffer), session.strategy.to_local(buffer)
     if layout is None:
-        mesh = ONE_DEVICE if session is None else session.mesh
-        layout = Layout.replicated(mesh, buffer.ndim)
+        layout = Layout.replicated(mesh_of(session), buffer.ndim)
     return StateTensor(name, name, "model", tuple(buffer.shape), layout, local.detach())
 
 
@@ -187,9 +182,9 @@ def contents(tensors: Mapping[str, StateTensor], pieces: Iterable[Piece]) -> Ite
 
 
 def callback_states(
-    callbacks: Iterable[Callback],
-) -> tuple[dict[str, dict[str, Any]], dict[str, torch.Tensor]]:
-    """Splits the states of callbacks into JSON, and the arrays in it by name.
+    callbacks: Iterable[Callback], session: Session | None
+) -> tuple[dict[str, dict[str, Any]], list[StateTensor]]:
+    """Splits the states of callbacks, equal on all ranks, into JSON and the arrays in it.
 
     Callbacks of Keras have known attributes. Others give their state by `state_dict()`, if they
     have it.
@@ -200,7 +195,13 @@ def callback_states(
         states[name] = {
             key: _to_json(f"{name}/{key}", value, arrays) for key, value in _state(callback).items()
         }
-    return states, arrays
+    mesh = mesh_of(session)
+    return states, [
+        StateTensor(
+            name, name, "callbacks", tuple(value.shape), Layout.replicated(mesh, value.ndim), value
+        )
+        for name, value in arrays.items()
+    ]
 
 
 def restore_callbacks(
@@ -208,7 +209,7 @@ def restore_callbacks(
     states: Mapping[str, Mapping[str, object]],
     arrays: Mapping[str, torch.Tensor],
 ) -> None:
-    """Gives callbacks the states that `callback_states` has returned of the same ones."""
+    """Restores the states that `callback_states` has split, of the same callbacks."""
     for name, callback in _named(callbacks):
         if name not in states:
             continue

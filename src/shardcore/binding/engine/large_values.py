@@ -64,9 +64,9 @@ class _NewShard:
 )
 def initialize(sessions: Sessions, original: Original, new: Variable, initializer: object) -> None:
     """Replaces `Variable._initialize_with_initializer`: makes a shard of a large value."""
-    session, shape, call = sessions.current(), tuple(new.shape), type(initializer).__call__
+    session, shape, call = sessions.shared(), tuple(new.shape), type(initializer).__call__
     is_large = torch.Size(shape).numel() > PIECE and not keras_private.is_symbolic()
-    if session is None or session.mesh.size == 1 or not is_large:
+    if session is None or not is_large:
         original(new, initializer)
         return
     shard = _NewShard(session, shape, ruled_layout(new, session))

@@ -191,7 +191,7 @@ def sparse_crossentropy(
 
     Keras moves the classes to dim 1, as `torch.nn.functional.cross_entropy` has them: torch copies
     all logits and their gradient, and sums over a dim that is not the last. Flattened logits are
-    not copied. The sum is rounded differently.
+    not copied. The sum is rounded differently (ADR 21).
     """
     if sessions.are_served():
         target, output = map(keras.ops.convert_to_tensor, (target, output))
@@ -235,7 +235,7 @@ def einsum(
 
     torch makes one matrix of the kernels of all experts for `td,edh->eth`. If an axis shards tokens
     and experts, that matrix would be all-gathered, as any weight. A product for each expert, with
-    equal tokens, lets the planner all-gather the tokens instead.
+    equal tokens, lets the planner all-gather the tokens instead (ADR 44).
     """
     if len(operands) == 2 and _makes_experts(subscripts):
         subscripts, tokens = _add_expert_dim(subscripts, *operands, session)

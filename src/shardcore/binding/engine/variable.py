@@ -223,7 +223,7 @@ def store_variable(
 
 
 def ruled_layout(variable: Variable, session: Session) -> Layout:
-    """Asks the strategy for the storage layout of a `variable` that is not stored yet."""
+    """Asks the strategy for the storage layout of a `variable` that is not stored yet (ADR 14)."""
     return contract.storage_layout(session.entry, session.strategy, new_variable(variable, session))
 
 

@@ -1,6 +1,6 @@
 """Collective work: if it fails on one rank, all ranks raise the same error.
 
-A rank that continued after a failure of another would wait for ever in its next collective.
+A rank that continued after a failure of another would wait for ever in its next collective (ADR 7).
 """
 
 import pickle

@@ -25,14 +25,14 @@ def check_model(model: Model, data: object, session: Session) -> None:
 
     Refuses a model that was laid out over another mesh.
     """
-    variables = list(variables_of(model))
-    facts = {"strategy": session.entry.name}
-    facts |= {"mesh": f"{session.mesh} over processes {session.world.processes}"}
-    facts |= {f"variable {v.path}": _describe(v, session) for v in variables}
-    inputs = batch_facts(data, session)
-    facts["batch inputs"] = str(len(inputs))
-    if session.distribution.auto_shard_dataset:
-        facts |= inputs
+    variables, inputs = list(variables_of(model)), batch_facts(data, session)
+    facts = {
+        "strategy": session.entry.name,
+        "mesh": f"{session.mesh} over processes {session.world.processes}",
+        **{f"variable {v.path}": _describe(v, session) for v in variables},
+        "batch inputs": str(len(inputs)),
+        **(inputs if session.distribution.auto_shard_dataset else {}),
+    }
     compare(facts, session)
     if not session.distribution.auto_shard_dataset:
         _compare_rows(inputs, session)

@@ -152,6 +152,11 @@ class Sessions:
         distribution = keras.distribution.distribution()
         return None if distribution is None else self.of(distribution)
 
+    def shared(self) -> Session | None:
+        """Looks up the session of this thread if several ranks share it, else None."""
+        session = self.current()
+        return None if session is None or session.mesh.size == 1 else session
+
     def required(self) -> Session:
         """Looks up the session of this thread.
 

@@ -11,7 +11,7 @@ from keras.layers import RNN, EinsumDense
 
 from shardcore.binding import keras_private
 from shardcore.binding.data import batches
-from shardcore.binding.engine.adoption import adopt_once
+from shardcore.binding.engine.adoption import adopt
 from shardcore.binding.keras_private.patches import replaces, replaces_value
 from shardcore.binding.ranks.session import Session, Sessions
 from shardcore.binding.training import loops
@@ -36,11 +36,13 @@ def layer_call(
         return original(layer, *args, **kwargs)
     session = None if layer_scope.now() else sessions.current()
     if session is not None:
-        adopt_once(layer, session)
+        if layer not in session.adopted:
+            session.adopted.add(layer)
+            adopt(layer, session)
         if keras_private.is_symbolic_with_values():  # Keras gives each rank the global batch
             args, kwargs = batches.take_own_rows((args, kwargs), session)
         elif loops.is_in_loop(session, sessions):
-            return _loop_call(session, original, layer, (args, kwargs))
+            return _call_in_loop(session, original, layer, (args, kwargs))
     strategy = sessions.strategy_without_distribution()
     replication = (
         nullcontext()
@@ -51,8 +53,7 @@ def layer_call(
         return original(layer, *args, **kwargs)
 
 
-def _loop_call(session: Session, original: Original, layer: Layer, call: loops.Call) -> Any:
-    """Calls an outermost layer in a loop of the user's own."""
+def _call_in_loop(session: Session, original: Original, layer: Layer, call: loops.Call) -> Any:
     args, kwargs = loops.join_rows(layer, call, session)
     with layer_scope(layer.path or layer.name):
         outputs = original(layer, *args, **kwargs)

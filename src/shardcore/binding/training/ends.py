@@ -44,10 +44,9 @@ class Ends:
 
     def _open_points(self, run: TrainerRun) -> None:
         """Opens the points of a fit whose callbacks are known; a fit inside of it has none."""
-        session = self.sessions.current()
-        if session is not None and session.mesh.size > 1 and self.sessions.runs == [run]:
+        if self.sessions.shared() is not None and self.sessions.runs == [run]:
             saves = bool(keras_private.save_functions(run.callbacks))
-            run.at_end.enter_context(session.processes.points(saves))
+            run.at_end.enter_context(self.sessions.processes.points(saves))
 
     @replaces(
         "keras.src.callbacks.callback_list:CallbackList.on_train_batch_end",
@@ -97,11 +96,9 @@ class Ends:
         run = self.sessions.run()
         if run is None or run.callbacks is not callbacks or self.sessions.runs != [run]:
             return None
-        session = self.sessions.current()
-        return run if session is not None and session.mesh.size > 1 else None
+        return None if self.sessions.shared() is None else run
 
     def _wait_for_all_if_stopped(self, run: TrainerRun) -> None:
-        """Waits until all ranks have set `stop_training`, if this one has."""
         if run.trainer.stop_training and not run.is_stopped:
             run.is_stopped = True
             self.sessions.processes.barrier(

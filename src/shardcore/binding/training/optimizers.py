@@ -42,7 +42,7 @@ def fused_update(
 
     It ignores strides, so all must be contiguous. The moments of a variable must have its layout; a
     strategy may shard them further. A compiled step keeps the operators of Keras, which Inductor
-    fuses; it has no code for the fused update.
+    fuses; it has no code for the fused update (ADR 25).
     """
     values = [variable.value for variable in variables]
     moments = keras_private.moments_of(optimizer, variables)
@@ -154,20 +154,8 @@ class LossScaling:
 
         Python code of the user may do more than write into tensors: it runs in Keras' branches.
         """
-        users = keras_private.code_of_user(optimizer)
-        if users:
-            self._log_once(optimizer, users)
-        if users or not self.sessions.are_served():
-            original(optimizer, grads, trainable_variables)
-            return
-        with self.update_on_device() as self._thread.update:
-            try:
-                original(optimizer, grads, trainable_variables)
-            finally:
-                del self._thread.update
-
-    def _log_once(self, optimizer: LossScaleOptimizer, users: str) -> None:
-        if optimizer not in self._logged and self.sessions.are_served():
+        users, is_served = keras_private.code_of_user(optimizer), self.sessions.are_served()
+        if users and is_served and optimizer not in self._logged:
             self._logged.add(optimizer)
             logger.info(
                 "%s of optimizer %r is not Keras' own, so the loss scale is decided on the host: "
@@ -175,6 +163,14 @@ class LossScaling:
                 users,
                 optimizer.inner_optimizer.name,
             )
+        if users or not is_served:
+            original(optimizer, grads, trainable_variables)
+            return
+        with self.update_on_device() as self._thread.update:
+            try:
+                original(optimizer, grads, trainable_variables)
+            finally:
+                del self._thread.update
 
     @replaces(
         "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer.check_finite",

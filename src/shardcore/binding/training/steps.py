@@ -19,7 +19,7 @@ from shardcore.binding.engine import adoption
 from shardcore.binding.keras_private.patches import replaces
 from shardcore.binding.ranks import rank_consistency
 from shardcore.binding.ranks.session import Session, Sessions
-from shardcore.binding.trainer_run import Counted, TrainerRun
+from shardcore.binding.trainer_run import TrainerRun
 from shardcore.binding.training import undisturbed
 from shardcore.binding.types import Original
 from shardcore.ports.capture import StepCapture
@@ -120,8 +120,8 @@ class Steps:
     def _collective_call(
         self, name: str, trainer: Model, options: dict[str, object]
     ) -> AbstractContextManager[None]:
-        session = self.sessions.current()
-        if session is None or session.mesh.size == 1:
+        session = self.sessions.shared()
+        if session is None:
             return nullcontext()
         if name.endswith("_on_batch") and trainer in session.checked:
             return nullcontext()  # a step of a loop, whose first step had the barrier
@@ -142,10 +142,10 @@ class Steps:
     )
     def begin(self, original: Original, iterator: keras_private.EpochIterator) -> Any:
         """Replaces `EpochIterator.__iter__`: compares ranks, skips batches of finished steps."""
-        session, run = self.sessions.current(), self.sessions.run()
+        session, run = self.sessions.shared(), self.sessions.run()
         if run is not None:
             run.begin_epoch(undisturbed.is_undisturbed(run.callbacks, iterator.data_adapter))
-        if session is not None and session.mesh.size > 1:
+        if session is not None:
             self._compare_before_epoch(session, run)
         position, steps = None if run is None else run.position, 0
         if position is None or position.ahead is None:
@@ -188,12 +188,11 @@ class Steps:
         if run is None:
             return source
         ahead = RowsAhead(adapter, partial(_rows, self.sessions)) if may_prefetch else None
-        is_shared = session is not None and session.mesh.size > 1
+        is_shared = self.sessions.shared() is not None
         batches_of_process = run.prefetch.read(source, ahead, is_shared)
         if run.position is None:
             return batches_of_process
-        run.position.goes_on = bool(iterator.steps_per_epoch)
-        return Counted(batches_of_process, run.position)
+        return run.position.read(batches_of_process, goes_on=bool(iterator.steps_per_epoch))
 
 
 def _rows(sessions: Sessions, batch: object) -> Any:

@@ -1,7 +1,7 @@
 """Whether code of the user may run between two steps of an epoch.
 
 Where it may not, captured steps compare no Python state, and batches are drawn ahead. What is not
-known counts as disturbing.
+known counts as disturbing (ADR 55).
 """
 
 import gc

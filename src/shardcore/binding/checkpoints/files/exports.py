@@ -15,20 +15,11 @@ import torch
 from keras import Model, Variable
 
 from shardcore.binding import keras_private
-from shardcore.binding.checkpoints.files.saving import (
-    canonical_path,
-    is_first_writer,
-    sharding_session,
-    write_file,
-)
+from shardcore.binding.checkpoints.files import saving
 from shardcore.binding.engine import torch_state
 from shardcore.binding.keras_private.patches import replaces
 from shardcore.binding.keras_private.variables import set_tensor, tensor_of
-from shardcore.binding.ranks.collective_errors import (
-    check_other_ranks,
-    raise_on_all_ranks,
-    raise_on_calling_ranks,
-)
+from shardcore.binding.ranks import collective_errors
 from shardcore.binding.ranks.session import Session, Sessions
 from shardcore.binding.types import FilePath, Original
 
@@ -51,7 +42,7 @@ def export(
 ) -> None:
     """Replaces `Model.export`, called on every rank: one of each path writes, from a full model."""
     write = partial(original, model, format=format, verbose=verbose, **options)
-    session = sharding_session(model, sessions)
+    session = saving.sharding_session(model, sessions)
     if session is None:
         write(filepath)
         return
@@ -63,14 +54,14 @@ def export(
         if format not in _ONE_FILE or keras_private.is_remote(path):
             write(path)
             return
-        write_file(path, lambda unfinished: write(unfinished, verbose=False))
+        saving.write_file(path, lambda unfinished: write(unfinished, verbose=False))
         if verbose is None or verbose:
             keras_private.print_message(f"Saved the exported model at '{path}'.")
 
     session.processes.barrier("exporting a model")
-    is_writer = is_first_writer(canonical_path(path), session)
+    is_writer = saving.is_first_writer(saving.canonical_path(path), session)
     with _unsharded(model, session, is_writer):
-        raise_on_all_ranks(work, f"export {path!r}", sessions)
+        collective_errors.raise_on_all_ranks(work, f"export {path!r}", sessions)
 
 
 @contextmanager
@@ -116,16 +107,16 @@ class TransformersExport:
     def _export(
         self, original: Original, model: Model, path: FilePath, *args: object, **kwargs: object
     ) -> None:
-        session = sharding_session(model, self.sessions)
+        session = saving.sharding_session(model, self.sessions)
         if session is None or self.sessions.collective_work is not None:
             original(model, path, *args, **kwargs)
             return
-        what = f"export {canonical_path(str(path))!r}"
+        what = f"export {saving.canonical_path(str(path))!r}"
         session.processes.barrier("exporting a model for Transformers")
-        self.writes = is_first_writer(canonical_path(str(path)), session)
+        self.writes = saving.is_first_writer(saving.canonical_path(str(path)), session)
         try:
             work = partial(original, model, path, *args, **kwargs)
-            raise_on_all_ranks(work, what, self.sessions)
+            collective_errors.raise_on_all_ranks(work, what, self.sessions)
         finally:
             self.writes = None
 
@@ -133,7 +124,9 @@ class TransformersExport:
         """Exports a tokenizer, which is the same on all ranks."""
         if self.writes is None and self.sessions.processes.world_size > 1:
             work = partial(original, tokenizer, path)
-            raise_on_calling_ranks(work, f"export {canonical_path(str(path))!r}", self.sessions)
+            collective_errors.raise_on_calling_ranks(
+                work, f"export {saving.canonical_path(str(path))!r}", self.sessions
+            )
         elif self.writes is not False:
             original(tokenizer, path)
 
@@ -142,7 +135,7 @@ class TransformersExport:
         opened = original(os.devnull if self.writes is False else file, mode, **options)
         if self.writes is None or "b" not in mode:
             return opened
-        check_other_ranks(self.sessions)
+        collective_errors.check_other_ranks(self.sessions)
         return _Checked(opened, self.sessions)
 
 
@@ -155,7 +148,7 @@ class _Checked:
 
     def write(self, content: bytes) -> int:
         written = self.file.write(content)
-        check_other_ranks(self.sessions)
+        collective_errors.check_other_ranks(self.sessions)
         return written
 
     def __enter__(self) -> "_Checked":

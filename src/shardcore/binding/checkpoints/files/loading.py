@@ -74,8 +74,7 @@ def archives(sessions: Sessions, original: ModuleType) -> SimpleNamespace:
             return io.BufferedReader(_Stored.of(self.fp, info))
 
         def extract(self, *args: Any, **kwargs: Any) -> str:
-            session = sessions.current()
-            if session is not None and session.mesh.size > 1:
+            if sessions.shared() is not None:
                 # Keras then reads the file within the archive.
                 raise CallProblem("Each rank would write a copy of the file.")
             return super().extract(*args, **kwargs)

@@ -17,11 +17,7 @@ from keras import Model, Variable
 
 from shardcore.binding import keras_private
 from shardcore.binding.keras_private.patches import replaces
-from shardcore.binding.ranks.collective_errors import (
-    do_all_ranks_run_this,
-    raise_on_all_ranks,
-    raise_on_calling_ranks,
-)
+from shardcore.binding.ranks import collective_errors
 from shardcore.binding.ranks.rank_consistency import variables_of
 from shardcore.binding.ranks.session import Session, Sessions, stored_layout
 from shardcore.binding.types import FilePath, Original
@@ -127,7 +123,7 @@ def close_store(sessions: Sessions, original: Original, store: Any) -> None:
     def save() -> None:
         write_file(path, lambda unfinished: Path(unfinished).write_bytes(content))
 
-    raise_on_calling_ranks(save, f"save {canonical_path(path)!r}", sessions)
+    collective_errors.raise_on_calling_ranks(save, f"save {canonical_path(path)!r}", sessions)
 
 
 @replaces(
@@ -177,12 +173,12 @@ def _save(
         return
     what = f"save {canonical_path(path)!r}"
     is_sharded = any(map(_is_sharded, variables_of(model)))
-    if session is None or not (is_sharded or do_all_ranks_run_this(sessions)):
-        raise_on_calling_ranks(save, what, sessions)
+    if session is None or not (is_sharded or collective_errors.do_all_ranks_run_this(sessions)):
+        collective_errors.raise_on_calling_ranks(save, what, sessions)
         return
     session.processes.barrier("saving a model")
     is_writer = is_first_writer(canonical_path(path), session)
-    raise_on_all_ranks(save if is_writer else attend, what, sessions)
+    collective_errors.raise_on_all_ranks(save if is_writer else attend, what, sessions)
 
 
 def _write_with_attributes(path: str, write: Callable[..., None], sessions: Sessions) -> None:
