@@ -174,7 +174,7 @@ def library_of_adapters(_original: object) -> SimpleNamespace:
     since=(3, 16),
 )
 def do_nothing(_original: Original, *_arguments: object) -> None:
-    """Replaces functions that lay out by themselves, and what tells the trainer to: None."""
+    """Replaces what makes DTensors of Keras, and the distribution that the trainer sees: none."""
 
 
 @replaces_value(

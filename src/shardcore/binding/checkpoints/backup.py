@@ -123,7 +123,7 @@ def load(sessions: Sessions, original: Original, callback: BackupAndRestore) -> 
     if session is not None:
         # One rank may have copied the backup before a damaged one to its place.
         session.processes.barrier("the restoring of a backup")
-    backup = _read_same_backup(callback, path, session, sessions)
+    backup = _read_same_backup(path, session, sessions)
     _run_collectively(partial(original, callback), f"restore {path!r}", session, sessions)
     run.position = run.position or DataPosition()
     if backup is not None:
@@ -132,9 +132,7 @@ def load(sessions: Sessions, original: Original, callback: BackupAndRestore) -> 
     keras_private.set_progress(callback, first, 0 if backup is None else backup.steps)
 
 
-def _read_same_backup(
-    callback: BackupAndRestore, path: str, session: Session | None, sessions: Sessions
-) -> _Backup | None:
+def _read_same_backup(path: str, session: Session | None, sessions: Sessions) -> _Backup | None:
     """Reads the state in the file, on which all ranks have to agree; None if there is none.
 
     Raises:

@@ -140,12 +140,8 @@ def to_numpy(sessions: Sessions, original: Original, x: object) -> Any:
         return original(value)
     full = full_tensor(value, sessions)
     # A replicated tensor is its own full tensor: there the array has to be the copy of Keras.
-    shares = _memory(full) == _memory(strategy.to_local(value))
-    return original(full) if shares else _array(full)
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    storages = {t.untyped_storage().data_ptr() for t in (full, strategy.to_local(value))}
+    return original(full) if len(storages) == 1 else _array(full)
 
 
 def _array(gathered: torch.Tensor) -> Any:

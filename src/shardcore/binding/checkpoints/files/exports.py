@@ -111,12 +111,12 @@ class TransformersExport:
         if session is None or self.sessions.collective_work is not None:
             original(model, path, *args, **kwargs)
             return
-        what = f"export {saving.canonical_path(str(path))!r}"
+        canonical = saving.canonical_path(str(path))
         session.processes.barrier("exporting a model for Transformers")
-        self.writes = saving.is_first_writer(saving.canonical_path(str(path)), session)
+        self.writes = saving.is_first_writer(canonical, session)
         try:
             work = partial(original, model, path, *args, **kwargs)
-            collective_errors.raise_on_all_ranks(work, what, self.sessions)
+            collective_errors.raise_on_all_ranks(work, f"export {canonical!r}", self.sessions)
         finally:
             self.writes = None
 

@@ -119,10 +119,7 @@ def close_store(sessions: Sessions, original: Original, store: Any) -> None:
     if path is None:
         return
     content = store.path_or_io.getbuffer()
-
-    def save() -> None:
-        write_file(path, lambda unfinished: Path(unfinished).write_bytes(content))
-
+    save = partial(write_file, path, lambda unfinished: Path(unfinished).write_bytes(content))
     collective_errors.raise_on_calling_ranks(save, f"save {canonical_path(path)!r}", sessions)
 
 
