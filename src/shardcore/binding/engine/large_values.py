@@ -143,7 +143,7 @@ def in_pieces(
     value = getattr(inputs, "value", inputs)  # of a Keras variable
     call = inspect.signature(original).bind(value, *args, **kwargs)
     call.apply_defaults()
-    is_sharded = isinstance(value, torch.Tensor) and sessions.strategy_of_tensor(value) is not None
+    is_sharded = sessions.strategy_of_tensor(value) is not None
     is_large = call.arguments["to_numpy"] and is_sharded and value.numel() > _QUANTIZED_PIECE
     # The grouped form has groups of rows.
     dim = _scaled_dim(value.shape, call.arguments.get("axis", 0)) if is_large else None

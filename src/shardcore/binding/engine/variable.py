@@ -135,7 +135,7 @@ def to_numpy(sessions: Sessions, original: Original, x: object) -> Any:
         return original([full_tensor(getattr(part, "value", part), sessions) for part in value])
     if isinstance(value, numpy.ndarray) and sessions.collective_work:
         return value  # that a file gets: Keras converts it twice, each time by a copy
-    strategy = sessions.strategy_of_tensor(value) if isinstance(value, torch.Tensor) else None
+    strategy = sessions.strategy_of_tensor(value)
     if strategy is None:
         return original(value)
     full = full_tensor(value, sessions)
@@ -157,7 +157,7 @@ def _array(gathered: torch.Tensor) -> Any:
 
 def full_tensor(tensor: Any, sessions: Sessions) -> Any:
     """All-gathers `tensor`, a collective, if it is sharded; a plain one stays as it is."""
-    strategy = sessions.strategy_of_tensor(tensor) if isinstance(tensor, torch.Tensor) else None
+    strategy = sessions.strategy_of_tensor(tensor)
     if strategy is None:
         return tensor
     layout = strategy.layout(tensor)

@@ -64,9 +64,13 @@ def compare_values(variables: Iterable[Variable], session: Session) -> None:
 
 
 def compare(facts: Facts, session: Session, message: object = None) -> list[Any]:
-    """Raises on every rank if the ranks' facts differ, naming the first that does.
+    """Exchanges `message` and a hash of `facts`; if hashes differ, names the first other fact.
 
-    Returns the `message` of each rank.
+    Returns:
+        The message of each rank.
+
+    Raises:
+        RankMismatchError: On every rank, if the facts differ.
     """
     digest = hashlib.sha256(repr(sorted(facts.items())).encode()).hexdigest()
     gathered = session.processes.gather((digest, message))

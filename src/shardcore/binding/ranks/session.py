@@ -247,10 +247,11 @@ class Sessions:
         scope: AbstractContextManager[Any] = session.distribution.scope()
         return scope
 
-    def strategy_of_tensor(self, tensor: torch.Tensor) -> TorchStrategy | None:
-        """Finds the strategy that owns `tensor`, None if it is plain."""
-        strategies = self._strategies.values()
-        return next((strategy for strategy in strategies if strategy.owns(tensor)), None)
+    def strategy_of_tensor(self, value: object) -> TorchStrategy | None:
+        """Finds the strategy that owns `value`, None if it is plain or no tensor."""
+        if not isinstance(value, torch.Tensor):
+            return None
+        return next((s for s in self._strategies.values() if s.owns(value)), None)
 
     def run(self) -> TrainerRun | None:
         """Looks up the innermost running fit, evaluate, predict or step, None outside."""

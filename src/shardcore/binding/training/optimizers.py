@@ -179,10 +179,7 @@ class LossScaling:
     def check_finite(
         self, original: Original, optimizer: LossScaleOptimizer, grads: list[torch.Tensor | None]
     ) -> Any:
-        """Replaces `check_finite`, which makes four tensors of the size of each gradient.
-
-        `0.0 * inf` and `0.0 * nan` are `nan`, and so is the sum, which ranks reduce with others.
-        """
+        """Replaces `check_finite`: `0.0 * inf` is `nan`, and so is the sum, reduced with others."""
         gradients = [gradient for gradient in grads if gradient is not None]
         if not gradients or not hasattr(self._thread, "update"):
             return original(optimizer, grads)
