@@ -12,7 +12,7 @@ from attrs import frozen
 from benchmarks import cases, clocks
 from benchmarks.cases import ADAM_EPSILON, LEARNING_RATE, MEGATRON, Case
 from benchmarks.training import Training
-from shardcore.binding.prefetch import Prefetch
+from shardcore.binding.trainer_run import Prefetch
 
 AXES = ("data", "model")
 

@@ -14,8 +14,7 @@ from shardcore.bootstrap import environment
 
 environment.choose_backend()
 with environment.keras_imported():
-    from shardcore.binding.checkpoints.callback import CheckpointCallback
-    from shardcore.binding.checkpoints.due import Due
+    from shardcore.binding.checkpoints.callback import CheckpointCallback, Due
 
 
 class ShardedCheckpoint(CheckpointCallback):

@@ -213,9 +213,9 @@ def parallelize_torch_module(
         >>> shardcore.parallelize_torch_module(module, mesh, rules) is module
         True
     """
-    from shardcore.binding.torch_modules import parallelize
+    from shardcore.binding import torch_modules
 
-    parallelize.parallelize(module, mesh, rules, bootstrap.installation().binding.sessions)
+    torch_modules.parallelize(module, mesh, rules, bootstrap.installation().binding.sessions)
     return module
 
 

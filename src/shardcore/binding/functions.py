@@ -7,14 +7,13 @@ import attrs
 import keras
 import torch
 
-from shardcore.binding import keras_private
+from shardcore.binding import keras_private, torch_modules
 from shardcore.binding.data import batches
 from shardcore.binding.engine import adoption
 from shardcore.binding.engine.variable import full_tensor, store_variable
 from shardcore.binding.keras_private.variables import set_tensor, tensor_of
 from shardcore.binding.ranks import rank_consistency
 from shardcore.binding.ranks.session import Session, Sessions
-from shardcore.binding.torch_modules import wrapper
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.placements import ReduceOp
@@ -41,7 +40,7 @@ class Functions:
         store_variable(
             variable, session, None if layout is None else _layout(layout, value, session)
         )
-        wrapper.follow(variable, before)
+        torch_modules.follow(variable, before)
 
     def distribute_model(self, model: object) -> None:
         """Lays a model out again by the rules of the distribution that is set."""
@@ -50,13 +49,13 @@ class Functions:
         adoption.lay_out(rank_consistency.variables_of(model), session, model)
 
     def distribute_tensor(self, tensor: Array, layout: LayoutLike) -> Tensor:
-        """Returns `tensor` in `layout`."""
+        """Redistributes `tensor`: sharded, or plain and equal on all ranks."""
         session = self.sessions.required()
         value: Tensor = keras.ops.convert_to_tensor(tensor)
         return session.strategy.redistribute(value, _layout(layout, value, session))
 
     def all_gather_variable(self, variable: keras.Variable) -> Tensor:
-        """Returns the full value as a plain tensor."""
+        """All-gathers the full value, a plain tensor without a gradient."""
         value: Tensor = full_tensor(tensor_of(variable).detach(), self.sessions)
         return value
 
@@ -88,12 +87,11 @@ class Functions:
             return _full_tensor_of(tensor, Layout(session.mesh, spec), tuple(shape), session)
 
     def _collective_call(self, call: str, tensor: Tensor) -> AbstractContextManager[None]:
-        """Opens a context for a collective: all ranks make the same call, on equal shapes."""
         kind = str(tensor.dtype).removeprefix("torch.")
         return self.sessions.collective_call(f"{call} of a tensor of {tuple(tensor.shape)} {kind}")
 
     def ensure_dtensor(self, tensor: Array, layout: LayoutLike | None) -> Tensor:
-        """Returns `tensor` as one of the strategy's own."""
+        """Redistributes a plain `tensor`, replicated by default, to one of the strategy's own."""
         session = self.sessions.required()
         own = tensor_of(tensor) if isinstance(tensor, keras.Variable) else tensor
         value: Tensor = keras.ops.convert_to_tensor(own)
@@ -106,7 +104,7 @@ class Functions:
         return batches.distribute(data, self.sessions.required())
 
     def mesh_info(self) -> dict[str, Any]:
-        """Returns shape, axis names and devices of the mesh."""
+        """Describes the mesh: "shape", "axis_names" and "devices", a nested list of names."""
         session = self.sessions.required()
         return {
             "shape": session.mesh.shape,
@@ -118,14 +116,14 @@ class Functions:
 def _full_tensor_of(
     part: torch.Tensor, layout: Layout, shape: tuple[int, ...], session: Session
 ) -> torch.Tensor:
-    """Returns the plain full tensor on every rank, joined from the parts of all ranks."""
+    """Joins the parts of all ranks to a plain full tensor on every rank."""
     joined = session.from_local(part, layout, shape)
     replicated = Layout.replicated(session.mesh, part.ndim)
     return session.strategy.to_local(session.strategy.redistribute(joined, replicated))
 
 
 def _layout(layout: Any, tensor: torch.Tensor, session: Session) -> Layout:
-    """Returns a `TensorLayout`, or a tuple of axis names, as a layout of `tensor`."""
+    """Parses a `TensorLayout`, or a tuple of axis names, and checks that it fits `tensor`."""
     backend_layout = (
         layout.backend_layout if hasattr(layout, "axes") else Layout(session.mesh, layout)
     )

@@ -12,13 +12,13 @@ import torch
 from shardcore.binding import keras_private, patch_table
 from shardcore.binding.backend_library import BackendLibrary
 from shardcore.binding.capture.generation import WhileLoops
-from shardcore.binding.checkpoints.files.transformers import TransformersExport
+from shardcore.binding.checkpoints.files.exports import TransformersExport
 from shardcore.binding.keras_private.patches import Replacement
 from shardcore.binding.ranks.ambient import AmbientScope
 from shardcore.binding.ranks.session import Sessions
 from shardcore.binding.training import loops
 from shardcore.binding.training.ends import Ends
-from shardcore.binding.training.loss_scaling import LossScaling
+from shardcore.binding.training.optimizers import LossScaling
 from shardcore.binding.training.steps import Steps
 from shardcore.binding.types import Original
 from shardcore.domain.errors import CallProblem
@@ -77,7 +77,6 @@ class Binding:
         self.sessions.close()
 
     def _owners(self) -> dict[type, object]:
-        """Returns, by class, the objects whose methods replace names of Keras."""
         sessions, capture = self.sessions, self.capture
         owners = (
             *(self.library, self._ambient, sessions.sums),
@@ -89,7 +88,7 @@ class Binding:
     def _with_services(
         self, replacement: Replacement, owners: dict[type, object]
     ) -> Callable[..., Any]:
-        """Returns the function of `replacement` with what it needs before `original`."""
+        """Binds what the function of `replacement` needs before `original`."""
         if replacement.needs == ("session",):
             return partial(self._in_session, replacement.function)
         services: dict[str, object] = {

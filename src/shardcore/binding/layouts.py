@@ -18,7 +18,7 @@ from shardcore.ports.types import LayoutLike
 
 
 def rules_of(layout_map: LayoutMap) -> PathRules[Any]:
-    """Returns the rules of a `LayoutMap`, parsed again when its keys have changed."""
+    """Parses the rules of a `LayoutMap`; again when its keys have changed."""
     entries = keras_private.entries_of(layout_map)
     keys = tuple(entries)
     cached = getattr(layout_map, "_shardcore_rules", None)
@@ -34,12 +34,11 @@ def rules_of(layout_map: LayoutMap) -> PathRules[Any]:
     since=(3, 15),
 )
 def replicas_over_all_axes(_original: property) -> property:
-    """Replaces `ModelParallel.num_model_replicas`: the ranks along all axes of the batch."""
-    return property(model_replicas)
-
-
-def model_replicas(distribution: ModelParallel) -> int:
     """Replaces `ModelParallel.num_model_replicas`: `batch_dim_name` may be several axes."""
+    return property(_replicas)
+
+
+def _replicas(distribution: ModelParallel) -> int:
     mesh, axes = distribution.device_mesh, entry_axes(distribution.batch_dim_name)
     if unknown := [axis for axis in axes if axis not in mesh.axis_names]:
         raise LayoutError(

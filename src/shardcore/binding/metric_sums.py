@@ -1,4 +1,4 @@
-"""Metric states: partial sums during a step, reduced together at its end.
+"""Metric states: partial sums during a step, reduced together at its end (ADR 17).
 
 Without it, each state of each metric is reduced separately, at every step.
 """
@@ -109,7 +109,7 @@ class MetricSums:
         return f"deferred, pending {numbers}"
 
     def defer(self, variable: Variable, value: torch.Tensor, strategy: TorchStrategy) -> bool:
-        """Stores `value` partial in `variable`, and returns whether it did.
+        """Stores `value` partial in `variable`, and tells whether it did.
 
         It does so for a partial sum in the state of a metric, which Keras reads seldom.
         """
@@ -161,7 +161,6 @@ class MetricSums:
         return due
 
     def _is_deferred(self, variable: Variable) -> bool:
-        """Returns whether the sum of `variable` is deferred to the next step."""
         return self._run is not None and any(v is variable for v in self._run.deferred)
 
     @replaces(
@@ -197,7 +196,7 @@ def _reduce_together(group: list[_Deferred]) -> None:
 
 
 def _stand_in(variable: Variable) -> Any:
-    """Returns the partial sum that replaces `variable` from step to step, if it has one.
+    """Looks up the partial sum that replaces `variable` from step to step.
 
     It has persistent memory, to which recorded steps add; None before the first sum, or if the
     variable was laid out again.
@@ -247,7 +246,7 @@ def _concatenate(sums: list[torch.Tensor], strategy: TorchStrategy, world: World
 
 
 def _share(part: torch.Tensor, before: PartialAxes, after: PartialAxes, world: World) -> Any:
-    """Returns this rank's share of a sum that is partial over more axes: all or zero."""
+    """Shares a sum out to be partial over more axes: the first rank has all, the others zero."""
     coordinate = dict(
         zip(world.mesh.axis_names, world.mesh.coordinate(world.position), strict=True)
     )

@@ -3,20 +3,19 @@
 from collections.abc import Iterable
 from types import ModuleType
 
-from shardcore.binding import backend_library, keras_private, metric_sums
+from shardcore.binding import backend_library, keras_private, metric_sums, torch_modules
 from shardcore.binding import layouts as layout_map
 from shardcore.binding.capture import generation, slices
 from shardcore.binding.checkpoints import backup
-from shardcore.binding.checkpoints.files import callbacks, loading, saving
+from shardcore.binding.checkpoints.files import callbacks, exports, loading, saving
 from shardcore.binding.cost import plan
 from shardcore.binding.data import batches, data_adapters
-from shardcore.binding.engine import adoption, initial, operations, products, quantized, variable
+from shardcore.binding.engine import adoption, large_values, operations, variable
 from shardcore.binding.inspection import explained_step
 from shardcore.binding.keras_private import patches, shapes
 from shardcore.binding.keras_private.patches import Replacement, declared_in
-from shardcore.binding.ranks import ambient, disabled
-from shardcore.binding.torch_modules import wrapper
-from shardcore.binding.training import calls, ends, loops, loss_scaling, optimizer_updates, steps
+from shardcore.binding.ranks import ambient
+from shardcore.binding.training import calls, ends, loops, optimizers, steps
 
 
 def _declared_in(modules: Iterable[ModuleType]) -> tuple[Replacement, ...]:
@@ -27,13 +26,13 @@ def _declared_in(modules: Iterable[ModuleType]) -> tuple[Replacement, ...]:
 INSTALLED = _declared_in(
     (
         *(backend_library, layout_map, metric_sums),
-        *(ambient, disabled),
-        *(adoption, initial, quantized, variable),
-        *(calls, operations, products, slices, generation),
-        wrapper,
+        ambient,
+        *(adoption, large_values, variable),
+        *(calls, operations, slices, generation),
+        torch_modules,
         *(batches, data_adapters),
-        *(ends, loops, loss_scaling, optimizer_updates, steps),
-        *(callbacks, loading, saving),
+        *(ends, loops, optimizers, steps),
+        *(callbacks, exports, loading, saving),
         backup,
     )
 )
@@ -48,7 +47,7 @@ PATCHES = {
 
 
 def missing() -> list[str]:
-    """Returns the names in the table that this Keras does not have."""
+    """Lists the names in the table that this Keras does not have."""
     temporary = (replacement.patch for replacement in TEMPORARY)
     needed = (patch for patch in temporary if patch.is_needed)
     return keras_private.missing([*PATCHES.values(), *needed])

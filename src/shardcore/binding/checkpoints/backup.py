@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import h5py
@@ -20,15 +20,17 @@ from keras.callbacks import BackupAndRestore
 from shardcore.binding import keras_private
 from shardcore.binding.checkpoints.files.callbacks import write_on_all_ranks
 from shardcore.binding.checkpoints.state import generators, generators_of, set_generators
-from shardcore.binding.data_position import DataPosition, SavedPosition
 from shardcore.binding.keras_private.patches import replaces
 from shardcore.binding.ranks.collective_errors import raise_on_all_ranks
 from shardcore.binding.ranks.session import Session, Sessions
+from shardcore.binding.trainer_run import DataPosition, SavedPosition
 from shardcore.binding.types import Original
 from shardcore.domain.errors import CheckpointError
 
+Result = TypeVar("Result")
+
 # The attribute of the file.
-NAME = "shardcore"
+_NAME = "shardcore"
 # The attribute of a callback: a save waits for the end of the epoch.
 _WAITS = "_shardcore_save_waits"
 
@@ -86,7 +88,7 @@ def save(sessions: Sessions, original: Original, callback: BackupAndRestore) -> 
         "seeds": [_value(seed) for seed in _seeds(callback.model)],
         "global_seed": _value(keras_private.global_seed()),
     }
-    sessions.weights_file_attributes = {NAME: json.dumps(state)}
+    sessions.weights_file_attributes = {_NAME: json.dumps(state)}
     try:
         write_on_all_ranks(sessions, original, callback)
     finally:
@@ -117,11 +119,11 @@ def load(sessions: Sessions, original: Original, callback: BackupAndRestore) -> 
         original(callback)
         return
     vars(callback).pop(_WAITS, None)
-    session, path = sessions.current(), keras_private.weights_path(callback)
-    if session is not None and session.mesh.size > 1:
+    session, path = sessions.shared(), keras_private.weights_path(callback)
+    if session is not None:
         # One rank may have copied the backup before a damaged one to its place.
         session.processes.barrier("the restoring of a backup")
-    backup = _read_same_backup(callback, path, session, sessions)
+    backup = _read_same_backup(path, session, sessions)
     _run_collectively(partial(original, callback), f"restore {path!r}", session, sessions)
     run.position = run.position or DataPosition()
     if backup is not None:
@@ -130,25 +132,21 @@ def load(sessions: Sessions, original: Original, callback: BackupAndRestore) -> 
     keras_private.set_progress(callback, first, 0 if backup is None else backup.steps)
 
 
-def _read_same_backup(
-    callback: BackupAndRestore, path: str, session: Session | None, sessions: Sessions
-) -> _Backup | None:
-    """Returns the state in the file, on which all ranks agree; None if there is none.
+def _read_same_backup(path: str, session: Session | None, sessions: Sessions) -> _Backup | None:
+    """Reads the state in the file, on which all ranks have to agree; None if there is none.
 
     Raises:
         CheckpointError: If the ranks, whose paths may differ, have different ones.
     """
-    read: list[_Backup | None] = []
-    contents: list[str] = []
 
-    def read_here() -> None:
+    def read_here() -> tuple[_Backup | None, str]:
         exists = not keras_private.is_remote(path) and os.path.exists(path)
-        read.append(_read(path) if exists else None)
-        contents.append(str(read[0] or ("weights alone" if exists else "nothing")))
+        backup = _read(path) if exists else None
+        return backup, str(backup or ("weights alone" if exists else "nothing"))
 
-    _run_collectively(read_here, f"read {path!r}", session, sessions)
-    if session is not None and session.mesh.size > 1:
-        everyone = session.processes.gather((contents[0], path))
+    backup, content = _run_collectively(read_here, f"read {path!r}", session, sessions)
+    if session is not None:
+        everyone = session.processes.gather((content, path))
         if len({what for what, _ in everyone}) > 1:
             texts = (f"rank {rank}: {w} in {p!r}" for rank, (w, p) in enumerate(everyone))
             raise CheckpointError(
@@ -156,22 +154,19 @@ def _read_same_backup(
                 "go on with to the paths of all ranks, or remove them all to train from the "
                 "beginning."
             )
-    return read[0]
+    return backup
 
 
 def _run_collectively(
-    work: Callable[[], None], what: str, session: Session | None, sessions: Sessions
-) -> None:
-    if session is None or session.mesh.size == 1:
-        work()
-    else:
-        raise_on_all_ranks(work, what, session, sessions)
+    work: Callable[[], Result], what: str, session: Session | None, sessions: Sessions
+) -> Result:
+    return work() if session is None else raise_on_all_ranks(work, what, sessions)
 
 
 def _read(path: str) -> _Backup | None:
-    """Returns the state in a file; None if Keras alone has saved it."""
+    """Parses the state in a file; None if Keras alone has saved it."""
     with h5py.File(path) as file:
-        text = file.attrs.get(NAME)
+        text = file.attrs.get(_NAME)
     if text is None:
         return None
     try:
@@ -197,7 +192,7 @@ def _read(path: str) -> _Backup | None:
 def _restore(
     backup: _Backup, callback: BackupAndRestore, path: str, position: DataPosition
 ) -> None:
-    """Gives a fit the state of a file, whose weights the model has."""
+    """Restores all of a fit but its weights, which Keras has read."""
     model = callback.model
     seeds, metrics = _seeds(model), list(model.metrics_variables) if backup.steps else []
     for what, values, variables in (
@@ -223,7 +218,7 @@ def _restore(
 
 
 def _steps(sessions: Sessions, callback: BackupAndRestore) -> int:
-    """Returns how many steps of the epoch are done; 0 at its end, where the next one begins."""
+    """Counts the steps of the epoch that are done; 0 at its end, where the next one begins."""
     run = sessions.run()
     waited = vars(callback).pop(_WAITS, False)
     if run is not None and run.ends_after is not None:
@@ -234,7 +229,7 @@ def _steps(sessions: Sessions, callback: BackupAndRestore) -> int:
 
 
 def _data_position(sessions: Sessions, steps: int) -> dict[str, object] | None:
-    """Returns the place in the data; None if the next epoch reads it from its beginning."""
+    """Encodes the position in the data; None if the next epoch reads it from its beginning."""
     run = sessions.run()
     position = None if run is None else run.position
     if position is None or not (steps or position.goes_on):

@@ -1,17 +1,153 @@
-"""The functions `save_checkpoint`, `load_checkpoint` and `latest_checkpoint`."""
+"""Sharded checkpoints: the main thread copies, other threads write, all ranks agree (ADR 31)."""
 
+import hashlib
 import os
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import attrs
 import keras
 
-from shardcore.binding.checkpoints import loading, saving
+from shardcore.binding.checkpoints import state
+from shardcore.binding.checkpoints.loading import Restore
 from shardcore.binding.checkpoints.state import StateTensor
-from shardcore.binding.ranks.session import Sessions
-from shardcore.domain.errors import CheckpointError
-from shardcore.ports.checkpoints import CheckpointStore, Lease
+from shardcore.binding.engine import adoption
+from shardcore.binding.ranks import rank_consistency
+from shardcore.binding.ranks.collective_errors import raise_on_all_ranks
+from shardcore.binding.ranks.session import Session, Sessions
+from shardcore.domain.checkpoints.contents import divide, pieces_of_rank
+from shardcore.domain.checkpoints.index import Index
+from shardcore.domain.errors import CallProblem, CheckpointError
+from shardcore.ports.checkpoints import CheckpointStore, Commit, Lease, PendingSave
+
+Result = TypeVar("Result")
+
+
+@attrs.frozen(eq=False)
+class SaveRequest:
+    """A checkpoint that is to be saved.
+
+    Args:
+        directory: The directory of all checkpoints, an absolute path.
+        model: The built model.
+        step: The training step.
+        state: What is saved besides tensors and generators, as JSON; equal on all ranks.
+        keep: How many complete checkpoints to keep; None for all.
+        arrays: Further tensors, equal on all ranks.
+        lease: The lease of the directory, on the rank that commits; None to ask for it.
+
+    Raises:
+        CheckpointError: If no checkpoint would be kept.
+    """
+
+    directory: Path
+    model: keras.Model
+    step: int
+    state: Mapping[str, object]
+    keep: int | None = None
+    arrays: Iterable[StateTensor] = ()
+    lease: Lease | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if self.keep is not None and self.keep < 1:
+            raise CheckpointError(
+                f"Expected keep of at least 1, or None for all, got {self.keep}.",
+                got=str(self.keep),
+            )
+
+
+@attrs.frozen(eq=False)
+class _Ranks:
+    """The ranks that save or load together; without a session, one process alone."""
+
+    sessions: Sessions
+    session: Session | None
+
+    @classmethod
+    def of_model(cls, model: keras.Model, sessions: Sessions, call: str) -> "_Ranks":
+        """Waits for the ranks of a model, and completes its state on them. A collective.
+
+        Variables of before the distribution are laid out, and deferred sums of metrics reduced.
+
+        Raises:
+            CallProblem: If several ranks have no distribution, or this is another thread.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            raise CallProblem(
+                f"{call}() was called on thread {threading.current_thread().name!r}: all ranks "
+                "take part in it, so call it on the main thread.",
+                name=threading.current_thread().name,
+            )
+        session = sessions.current() or sessions.session_of_model(model)
+        if session is not None:
+            session.processes.barrier(f"{call}()")
+            adoption.adopt(model, session)
+            sessions.sums.reduce()
+        elif sessions.processes.world_size > 1:
+            raise CallProblem(
+                f"{call}() was called by {sessions.processes.world_size} processes without a "
+                "distribution, each of which has a model by itself: set one first, such as "
+                "keras.distribution.set_distribution(keras.distribution.DataParallel())."
+            )
+        return cls(sessions, session)
+
+    @property
+    def position(self) -> int:
+        return 0 if self.session is None else self.session.world.position
+
+    def run(self, work: Callable[[], Result], what: str) -> Result:
+        """Does `work` on all ranks; if it fails on one, all raise its error."""
+        return work() if self.session is None else raise_on_all_ranks(work, what, self.sessions)
+
+    def gather(self, value: object) -> list[Any]:
+        return [value] if self.session is None else self.session.processes.gather(value)
+
+    def compare(self, facts: rank_consistency.Facts) -> None:
+        if self.session is not None:
+            rank_consistency.compare(facts, self.session)
+
+    def choose(self, choose: Callable[[], Path | None], what: str) -> Path | None:
+        """Looks for a checkpoint on rank 0, so that all ranks have the same one, or None."""
+        is_other = self.session is not None and self.session.processes.rank != 0
+        chosen = self.run((lambda: None) if is_other else choose, what)
+        path: Path | None = self.gather(chosen)[0]
+        return path
+
+
+@attrs.frozen(eq=False)
+class Saving:
+    """A checkpoint that is being written.
+
+    Args:
+        path: The folder that it gets when it is complete.
+    """
+
+    path: Path
+    _pending: PendingSave
+    _ranks: _Ranks
+
+    def finish(self) -> Path:
+        """Waits until the checkpoint is complete. A collective.
+
+        Returns:
+            Its folder.
+
+        Raises:
+            CheckpointError: If a file does not come.
+            OSError: If a rank cannot write; on all ranks.
+        """
+        what = f"write checkpoint {str(self.path)!r}"
+        try:
+            self._ranks.run(self._pending.wait_for_file, what)
+            self._ranks.run(self._pending.wait_for_commit, what)
+        except BaseException:
+            self._pending.cancel()
+            raise
+        return self.path
 
 
 @attrs.frozen(eq=False)
@@ -35,55 +171,114 @@ class Checkpoints:
         step: int,
         state: Mapping[str, object],
         keep: int | None = None,
-        arrays: Iterable[StateTensor] = (),
-        lease: Lease | None = None,
-    ) -> saving.Saving:
+    ) -> Saving:
+        """Begins a save, as `begin` does. A collective."""
+        return self.begin(SaveRequest(Path(directory).absolute(), model, step, state, keep))
+
+    def begin(self, request: SaveRequest) -> Saving:
         """Copies this rank's part of a checkpoint, and begins to write it. A collective."""
-        if keep is not None and keep < 1:
-            raise CheckpointError(
-                f"Expected keep of at least 1, or None for all, got {keep}.", got=str(keep)
-            )
-        return saving.begin(
-            Path(directory).absolute(),
-            model,
-            step,
-            state,
-            arrays,
-            keep,
-            self.versions,
-            self.sessions,
-            self.store,
-            lease,
+        ranks = _Ranks.of_model(request.model, self.sessions, "save_checkpoint")
+        tensors = [*state.tensors_of(request.model, ranks.session), *request.arrays]
+        variables = divide(tensor.to_store() for tensor in tensors)
+        content = {**request.state, "generators": state.generators()}
+        mesh, versions = state.mesh_of(ranks.session), self.versions
+        index = Index(request.step, str(mesh), versions, tuple(variables), (), content)
+        ranks.compare(
+            {
+                "checkpoint directory": str(request.directory),
+                "checkpoint step": str(request.step),
+                "checkpoint content": str(variables),
+                "checkpoint state": str(index.state),
+            }
         )
+        with ExitStack() as after_error:
+            lease, folder = self._begin_folder(request, ranks, after_error)
+            layouts = (tensor.layout for tensor in tensors)
+            own_pieces = pieces_of_rank(zip(variables, layouts, strict=True), ranks.position)
+            contents = state.contents({tensor.name: tensor for tensor in tensors}, own_pieces)
+            commit = None if lease is None else Commit(index, mesh.size, request.keep, lease)
+            pending = self.store.write(folder, ranks.position, list(contents), commit)
+            after_error.pop_all()
+        return Saving(self.store.path(request.directory, request.step), pending, ranks)
+
+    def _begin_folder(
+        self, request: SaveRequest, ranks: _Ranks, after_error: ExitStack
+    ) -> tuple[Lease | None, Path]:
+        """Makes the new folder, on the rank that commits and under its lease."""
+        lease = None if request.lease is None else request.lease.use()
+        if lease is not None:
+            after_error.callback(lease.release)
+
+        def make() -> tuple[Lease | None, Path | None]:
+            if ranks.position != 0:
+                return None, None
+            own = lease
+            if own is None:
+                own = self.store.lease(request.directory)
+                after_error.callback(own.release)
+            return own, self.store.begin(own, request.step)
+
+        own, made = ranks.run(make, f"begin a checkpoint in {str(request.directory)!r}")
+        return own, next(path for path in ranks.gather(made) if path)
 
     def lease(self, directory: str | os.PathLike[str]) -> Lease | None:
-        """Returns the lease of a directory, on the rank that commits checkpoints. A collective.
+        """Asks for the lease of a directory; None on ranks that do not commit. A collective.
 
         Raises:
             CheckpointError: On all ranks, if another job has it.
         """
-        path, session = Path(directory).absolute(), self.sessions.current()
-        leases: list[Lease] = []
-
-        def work() -> None:
-            if session is None or session.world.position == 0:
-                leases.append(self.store.lease(path))
-
-        saving.run_collectively(
-            work, f"write checkpoints into {str(path)!r}", session, self.sessions
+        path, ranks = Path(directory).absolute(), _Ranks(self.sessions, self.sessions.current())
+        return ranks.run(
+            lambda: self.store.lease(path) if ranks.position == 0 else None,
+            f"write checkpoints into {str(path)!r}",
         )
-        return leases[0] if leases else None
 
     def load(
         self, path: str | os.PathLike[str], model: keras.Model, strict: bool = True
-    ) -> loading.Loading:
-        """Loads a checkpoint into a built model. A collective."""
-        return loading.load(Path(path).absolute(), model, strict, self.sessions, self.store)
+    ) -> Restore:
+        """Loads a checkpoint into a built model. A collective.
+
+        Args:
+            path: The folder of a checkpoint, or the directory of several, for the newest complete
+                one.
+            model: The model, under the distribution that it has to have.
+            strict: Whether all variables have to fit; else those that fit are loaded.
+
+        Raises:
+            CheckpointError: On all ranks, before a value of the model has changed.
+        """
+        ranks = _Ranks.of_model(model, self.sessions, "load_checkpoint")
+        folder = self._find(Path(path).absolute(), ranks)
+        restore = Restore(folder, self._index(folder, ranks), model, ranks.session)
+        restore.match(strict)
+        count = state.mesh_of(ranks.session).size
+        with self.store.reading(folder, restore.index, ranks.position, count) as reader:
+            ranks.run(partial(restore.check, reader), f"check checkpoint {str(folder)!r}")
+            ranks.run(partial(restore.read, reader), f"read checkpoint {str(folder)!r}")
+        return restore
+
+    def _find(self, path: Path, ranks: _Ranks) -> Path:
+        what = f"look for a checkpoint in {str(path)!r}"
+        folder = ranks.choose(partial(self.store.find, path), what)
+        if folder is None:
+            raise CheckpointError(
+                f"{str(path)!r} is no complete checkpoint and has none: give a folder that "
+                "shardcore.save_checkpoint() has returned, or the directory that it was given.",
+                name=str(path),
+            )
+        return folder
+
+    def _index(self, folder: Path, ranks: _Ranks) -> Index:
+        """Reads the index on every rank, and compares it: hosts may see other files."""
+        name = f"checkpoint {str(folder)!r}"
+        index = ranks.run(partial(self.store.index, folder), f"read the index of {name}")
+        digest = hashlib.sha256(index.to_text().encode()).hexdigest()
+        ranks.compare({name: f"index {digest[:12]}"})
+        return index
 
     def latest(self, directory: str | os.PathLike[str]) -> Path | None:
-        """Returns the newest complete checkpoint, None without one. A collective."""
-        path, session = Path(directory).absolute(), self.sessions.current()
-        what = f"look for checkpoints in {str(path)!r}"
-        return loading.choose_on_rank_0(
-            lambda: self.store.latest(path), what, session, self.sessions
+        """Finds the newest complete checkpoint, None without one. A collective."""
+        path, ranks = Path(directory).absolute(), _Ranks(self.sessions, self.sessions.current())
+        return ranks.choose(
+            partial(self.store.latest, path), f"look for checkpoints in {str(path)!r}"
         )

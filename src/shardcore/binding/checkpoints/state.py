@@ -1,28 +1,34 @@
-"""The tensors of a model that a checkpoint has, and the states of torch's generators."""
+"""The state in a checkpoint: tensors of a model, torch's generators, callbacks of a fit."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import attrs
 import keras
+import numpy as np
 import torch
+from keras.callbacks import Callback, EarlyStopping, ModelCheckpoint, ReduceLROnPlateau
 
-from shardcore.binding import keras_private
+from shardcore.binding import keras_private, torch_modules
 from shardcore.binding.keras_private.variables import tensor_of
 from shardcore.binding.ranks import rank_consistency
 from shardcore.binding.ranks.session import Session, stored_layout
-from shardcore.binding.torch_modules import wrapper
 from shardcore.domain.checkpoints.contents import Piece, VariableToLoad, VariableToStore
 from shardcore.domain.errors import CheckpointError
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.mesh import Mesh
 from shardcore.ports.checkpoints import Content
 
-# The mesh of a model without a distribution.
-ONE_DEVICE = Mesh((1,), ("data",))
 # The name of the seed of random functions that get none.
-GLOBAL_SEED = "global_seed"
+_GLOBAL_SEED = "global_seed"
+# The attributes of Keras' callbacks that change while a fit runs.
+_ATTRIBUTES: tuple[tuple[type[Callback], tuple[str, ...]], ...] = (
+    (EarlyStopping, ("wait", "stopped_epoch", "best", "best_epoch", "best_weights")),
+    (ReduceLROnPlateau, ("wait", "best", "cooldown_counter")),
+    (ModelCheckpoint, ("best",)),
+)
 
 
 @attrs.frozen(eq=False)
@@ -51,18 +57,18 @@ class StateTensor:
         return str(self.local.dtype).removeprefix("torch.")
 
     def to_store(self) -> VariableToStore:
-        """Returns what the division of the writing needs of it."""
+        """Leaves out the values: which rank writes what follows from this alone."""
         return VariableToStore(
             self.name, self.path, self.group, self.shape, self.dtype, self.layout
         )
 
     def to_load(self) -> VariableToLoad:
-        """Returns what the match with a checkpoint needs of it."""
+        """Leaves out the layout: a checkpoint is loaded into any."""
         return VariableToLoad(self.name, self.path, self.group, self.shape, self.dtype)
 
 
 def tensors_of(model: keras.Model, session: Session | None) -> list[StateTensor]:
-    """Returns the tensors of a built model: its weights and seeds, its optimizer, its metrics.
+    """Lists the tensors of a built model: its weights and seeds, its optimizer, its metrics.
 
     Each has the key that Keras gives it in weight files; a seed, and a variable of a layer that
     Keras saves in another form, has its number.
@@ -83,20 +89,19 @@ def tensors_of(model: keras.Model, session: Session | None) -> list[StateTensor]
         tensors.append(_of_variable(name, group, variable, session))
     seed = keras_private.global_seed()
     if seed is not None:
-        tensors.append(_of_variable(GLOBAL_SEED, "global seed", seed, session))
-    for number, buffer in enumerate(wrapper.buffers(model)):
+        tensors.append(_of_variable(_GLOBAL_SEED, "global seed", seed, session))
+    for number, buffer in enumerate(torch_modules.buffers(model)):
         tensors.append(_of_buffer(f"buffers/{number}", buffer, session))
     return tensors
 
 
-def replicated_tensor(name: str, value: torch.Tensor, mesh: Mesh) -> StateTensor:
-    """Returns the state of a callback, a plain tensor that is equal on all ranks."""
-    layout = Layout.replicated(mesh, value.ndim)
-    return StateTensor(name, name, "callbacks", tuple(value.shape), layout, value)
+def mesh_of(session: Session | None) -> Mesh:
+    """Looks up the mesh of a session; without one a model has a mesh of one device."""
+    return Mesh((1,), ("data",)) if session is None else session.mesh
 
 
 def generators() -> dict[str, str]:
-    """Returns the states of torch's generators, as texts; of the GPU if one is in use."""
+    """Encodes the states of torch's generators in hex, by device; that of a GPU if it is in use."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states["cuda"] = torch.cuda.get_rng_state()
@@ -104,7 +109,7 @@ def generators() -> dict[str, str]:
 
 
 def generators_of(states: Mapping[str, str], checkpoint: Path) -> dict[str, torch.Tensor]:
-    """Returns the states that `generators` has written, for the devices that exist here.
+    """Decodes the states that `generators` has written, for the devices that exist here.
 
     Raises:
         CheckpointError: If they are no states of this release of torch.
@@ -126,13 +131,13 @@ def generators_of(states: Mapping[str, str], checkpoint: Path) -> dict[str, torc
 
 
 def set_generators(states: Mapping[str, torch.Tensor]) -> None:
-    """Sets torch's generators."""
+    """Sets torch's generators, of the current GPU only."""
     for device, value in states.items():
         torch.set_rng_state(value) if device == "cpu" else torch.cuda.set_rng_state(value)
 
 
 def _groups(model: keras.Model) -> dict[int, str]:
-    """Returns the group of each variable that is no weight, by its `id`."""
+    """Groups the variables that are no weights, by the `id` of each."""
     optimizer = getattr(model, "optimizer", None)
     return {
         **{
@@ -148,8 +153,7 @@ def _of_variable(
 ) -> StateTensor:
     shape, layout = tuple(variable.shape), stored_layout(variable)
     if session is None or layout is None:
-        mesh = ONE_DEVICE if session is None else session.mesh
-        local, layout = tensor_of(variable), Layout.replicated(mesh, len(shape))
+        local, layout = tensor_of(variable), Layout.replicated(mesh_of(session), len(shape))
     else:
         local = session.strategy.to_local(tensor_of(variable))
     return StateTensor(name, variable.path, group, shape, layout, local.detach())
@@ -160,13 +164,12 @@ def _of_buffer(name: str, buffer: torch.Tensor, session: Session | None) -> Stat
     if session is not None and session.strategy.owns(buffer):
         layout, local = session.strategy.layout(buffer), session.strategy.to_local(buffer)
     if layout is None:
-        mesh = ONE_DEVICE if session is None else session.mesh
-        layout = Layout.replicated(mesh, buffer.ndim)
+        layout = Layout.replicated(mesh_of(session), buffer.ndim)
     return StateTensor(name, name, "model", tuple(buffer.shape), layout, local.detach())
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """Returns the bytes of a contiguous tensor on the CPU, whose memory they share."""
+    """Views a contiguous tensor on the CPU as bytes, which share its memory."""
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
@@ -176,3 +179,90 @@ def contents(tensors: Mapping[str, StateTensor], pieces: Iterable[Piece]) -> Ite
         part = tensors[piece.variable].local[piece.local.slices]
         copied = part.to("cpu", copy=True, memory_format=torch.contiguous_format)
         yield Content(piece.key, piece.dtype, tuple(part.shape), bytes_of(copied))
+
+
+def callback_states(
+    callbacks: Iterable[Callback], session: Session | None
+) -> tuple[dict[str, dict[str, Any]], list[StateTensor]]:
+    """Splits the states of callbacks, equal on all ranks, into JSON and the arrays in it.
+
+    Callbacks of Keras have known attributes. Others give their state by `state_dict()`, if they
+    have it.
+    """
+    states: dict[str, dict[str, Any]] = {}
+    arrays: dict[str, torch.Tensor] = {}
+    for name, callback in _named(callbacks):
+        states[name] = {
+            key: _to_json(f"{name}/{key}", value, arrays) for key, value in _state(callback).items()
+        }
+    mesh = mesh_of(session)
+    return states, [
+        StateTensor(
+            name, name, "callbacks", tuple(value.shape), Layout.replicated(mesh, value.ndim), value
+        )
+        for name, value in arrays.items()
+    ]
+
+
+def restore_callbacks(
+    callbacks: Iterable[Callback],
+    states: Mapping[str, Mapping[str, object]],
+    arrays: Mapping[str, torch.Tensor],
+) -> None:
+    """Restores the states that `callback_states` has split, of the same callbacks."""
+    for name, callback in _named(callbacks):
+        if name not in states:
+            continue
+        state = {
+            key: _from_json(f"{name}/{key}", value, arrays) for key, value in states[name].items()
+        }
+        if _attributes(callback):
+            vars(callback).update(state)
+        else:
+            callback.load_state_dict(state)
+
+
+def _named(callbacks: Iterable[Callback]) -> Iterator[tuple[str, Callback]]:
+    """Yields the callbacks that have a state, with their class and their number in it."""
+    counts: dict[str, int] = {}
+    for callback in callbacks:
+        if _attributes(callback) or hasattr(callback, "load_state_dict"):
+            kind = type(callback).__name__
+            counts[kind] = counts.get(kind, -1) + 1
+            yield f"callbacks/{kind}/{counts[kind]}", callback
+
+
+def _attributes(callback: Callback) -> tuple[str, ...]:
+    return next((names for kind, names in _ATTRIBUTES if isinstance(callback, kind)), ())
+
+
+def _state(callback: Callback) -> dict[str, Any]:
+    names = _attributes(callback)
+    if not names:
+        return dict(callback.state_dict())
+    return {name: vars(callback)[name] for name in names if name in vars(callback)}
+
+
+def _to_json(name: str, value: Any, arrays: dict[str, torch.Tensor]) -> Any:
+    """Moves arrays, alone or in a list, out of `value` into `arrays`."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        arrays[name] = torch.from_numpy(np.ascontiguousarray(value)).reshape(value.shape)
+        return {"array": name}
+    if isinstance(value, list | tuple):
+        return [_to_json(f"{name}/{number}", inner, arrays) for number, inner in enumerate(value)]
+    if value is None or isinstance(value, bool | int | float | str | dict):
+        return value
+    raise CheckpointError(
+        f"{name} is {type(value).__name__}, which no checkpoint can save: give numbers, texts and "
+        "NumPy arrays in state_dict()."
+    )
+
+
+def _from_json(name: str, value: object, arrays: Mapping[str, torch.Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_from_json(f"{name}/{number}", inner, arrays) for number, inner in enumerate(value)]
+    if isinstance(value, dict) and value.keys() == {"array"}:
+        return arrays[value["array"]].numpy()
+    return value

@@ -18,9 +18,9 @@ from shardcore.binding import keras_private
 from shardcore.binding.data import batches
 from shardcore.binding.data.transfer import Transfer, on_host, stream_of_copies
 from shardcore.binding.keras_private.patches import replaces
-from shardcore.binding.prefetch import Drawn
 from shardcore.binding.ranks import rank_consistency
 from shardcore.binding.ranks.session import Session
+from shardcore.binding.trainer_run import Drawn
 from shardcore.binding.types import Original
 from shardcore.domain.errors import RankMismatchError
 from shardcore.domain.layouts.spec import named_axes

@@ -34,13 +34,6 @@ def assign(
     assign_to_sharded(sessions, original, target, value)
 
 
-def adopt_once(layer: Layer, session: Session) -> None:
-    """Lays out what `layer` holds since before the distribution, at its first call under it."""
-    if layer not in session.adopted:
-        session.adopted.add(layer)
-        adopt(layer, session)
-
-
 def adopt(owner: Layer, session: Session) -> None:
     """Lays out the variables of `owner` that were made before the distribution, by their rules.
 

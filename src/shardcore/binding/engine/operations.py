@@ -1,4 +1,4 @@
-"""Patches of draws, `remat`, `scatter`, `repeat`, images, sparse cross entropy."""
+"""Patches of functions: draws, `remat`, `scatter`, `repeat`, images, a loss, `einsum`."""
 
 import inspect
 import math
@@ -15,6 +15,7 @@ from shardcore.binding.keras_private.patches import replaces
 from shardcore.binding.ranks.session import Session, Sessions
 from shardcore.binding.types import Original, Seed
 from shardcore.domain.layouts.layout import Layout
+from shardcore.domain.layouts.placements import Shard
 from shardcore.ports.capture import StepCapture
 from shardcore.ports.types import Array
 
@@ -65,7 +66,7 @@ def draw(
 
 
 def _next_seed(seed: Seed, sessions: Sessions) -> Any:
-    """Returns the next seed of `seed`, as a plain tensor of one number."""
+    """Adds up the two numbers of Keras' next seed: torch takes one."""
     first, second = keras_private.draw_seed(seed)
     total = first + second
     strategy = sessions.strategy_of_tensor(total)
@@ -146,7 +147,7 @@ def with_channels_first(original: Original, images: Any, **options: object) -> A
 
 
 def _add_at(indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """Returns the sum of `values` at each of `indices`, zero elsewhere.
+    """Sums `values` at each of `indices`; the rest is zero.
 
     torch 2.13 adds `float32` on a CPU in several threads, in any order: ranks would differ in the
     last bits. In `float64` it does not.
@@ -190,7 +191,7 @@ def sparse_crossentropy(
 
     Keras moves the classes to dim 1, as `torch.nn.functional.cross_entropy` has them: torch copies
     all logits and their gradient, and sums over a dim that is not the last. Flattened logits are
-    not copied. The sum is rounded differently.
+    not copied. The sum is rounded differently (ADR 21).
     """
     if sessions.are_served():
         target, output = map(keras.ops.convert_to_tensor, (target, output))
@@ -214,10 +215,60 @@ def _can_be_rows(
 
 
 def _has_full_rows(tensor: torch.Tensor, session: Session | None) -> bool:
-    """Returns whether ranks have equal numbers of rows of `tensor`, and no other dim is sharded."""
+    """Tells whether ranks have equal numbers of rows of `tensor`, and no other dim is sharded."""
     layout = None if session is None else session.strategy.layout(tensor)
     if layout is None:
         return True
     of_rows = Layout(layout.mesh, (layout.spec[0], *[None] * (tensor.ndim - 1)))
     ranks = math.prod(map(layout.mesh.axis_size, layout.dim_axes(0)))
     return layout == of_rows and tensor.shape[0] % ranks == 0
+
+
+@replaces(
+    "keras.src.backend.torch.numpy:einsum",
+    reason="Makes one matrix of the kernels of all experts, which would be all-gathered.",
+)
+def einsum(
+    session: Session, original: Original, subscripts: str, *operands: Array, **kwargs: object
+) -> Any:
+    """Replaces `einsum` of tokens and kernels of experts.
+
+    torch makes one matrix of the kernels of all experts for `td,edh->eth`. If an axis shards tokens
+    and experts, that matrix would be all-gathered, as any weight. A product for each expert, with
+    equal tokens, lets the planner all-gather the tokens instead (ADR 44).
+    """
+    if len(operands) == 2 and _makes_experts(subscripts):
+        subscripts, tokens = _add_expert_dim(subscripts, *operands, session)
+        operands = (tokens, operands[1])
+    return original(subscripts, *operands, **kwargs)
+
+
+def _makes_experts(subscripts: str) -> bool:
+    """Tells whether the first dim of the second operand is new, and the first of the result.
+
+    Example:
+        >>> _makes_experts("td,edh->eth"), _makes_experts("etd,edh->eth")
+        (True, False)
+    """
+    operands, _, result = subscripts.replace(" ", "").partition("->")
+    first, _, second = operands.partition(",")
+    expert = second[:1]
+    return expert.isalpha() and expert not in first and expert == result[:1]
+
+
+def _add_expert_dim(subscripts: str, tokens: Any, kernel: Any, session: Session) -> tuple[str, Any]:
+    """Adds a dim for experts to subscripts and tokens, if an axis shards tokens and experts.
+
+    The tokens of all experts are one tensor in memory.
+    """
+    operands = tokens, getattr(kernel, "value", kernel)
+    if not all(isinstance(operand, torch.Tensor) for operand in operands):
+        return subscripts, tokens
+    of_tokens, of_kernel = map(session.strategy.layout, operands)
+    if of_tokens is None or of_kernel is None:
+        return subscripts, tokens
+    if not any(isinstance(of_tokens.placement(axis), Shard) for axis in of_kernel.dim_axes(0)):
+        return subscripts, tokens
+    joined = subscripts.replace(" ", "")
+    expert = joined.partition(",")[2][0]
+    return expert + joined, tokens.expand(kernel.shape[0], *tokens.shape)

@@ -17,7 +17,7 @@ from shardcore.ports.strategy import NewVariable
 def store_tensor(
     tensor: torch.Tensor, path: str, layout: Layout | None, session: Session
 ) -> torch.Tensor:
-    """Returns the strategy's tensor for a plain parameter or buffer, equal on all ranks.
+    """Stores a plain parameter or buffer, equal on all ranks, as the strategy's tensor.
 
     It is replicated if no layout is given. `path` is its name in the module.
     """
@@ -32,7 +32,7 @@ def store_tensor(
 
 
 def buffers(wrapper: TorchModuleWrapper, session: Session) -> dict[int, torch.Tensor]:
-    """Returns the plain buffers of a wrapped module, replicated, by the `id` of each."""
+    """Replicates the plain buffers of a wrapped module: the new ones, by the `id` of the old."""
     return {
         id(buffer): store_tensor(buffer, f"{wrapper.path}/{name.replace('.', '/')}", None, session)
         for name, buffer in wrapper.module.named_buffers()
@@ -41,7 +41,7 @@ def buffers(wrapper: TorchModuleWrapper, session: Session) -> dict[int, torch.Te
 
 
 def agree(module: torch.nn.Module, session: Session) -> None:
-    """Gives every rank the values of rank 0, if torch's generators have drawn others."""
+    """Copies the values of rank 0 to every rank, if torch's generators have drawn others."""
     state = [*module.parameters(), *module.buffers()]
     plain = [tensor for tensor in state if not session.strategy.owns(tensor)]
     everyone = session.processes.gather([f"{t.shape} {t.dtype} {digest(t)}" for t in plain])

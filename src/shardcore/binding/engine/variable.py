@@ -135,24 +135,19 @@ def to_numpy(sessions: Sessions, original: Original, x: object) -> Any:
         return original([full_tensor(getattr(part, "value", part), sessions) for part in value])
     if isinstance(value, numpy.ndarray) and sessions.collective_work:
         return value  # that a file gets: Keras converts it twice, each time by a copy
-    strategy = sessions.strategy_of_tensor(value) if isinstance(value, torch.Tensor) else None
+    strategy = sessions.strategy_of_tensor(value)
     if strategy is None:
         return original(value)
     full = full_tensor(value, sessions)
-    shares = _share_memory(
-        full, strategy.to_local(value)
-    )  # with the variable, as one device has it
-    return original(full) if shares else _array(full)
-
-
-def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+    # A replicated tensor is its own full tensor: there the array has to be the copy of Keras.
+    storages = {t.untyped_storage().data_ptr() for t in (full, strategy.to_local(value))}
+    return original(full) if len(storages) == 1 else _array(full)
 
 
 def _array(gathered: torch.Tensor) -> Any:
-    """Returns an array that shares the memory of the `gathered` tensor, where Keras makes copies.
+    """Views the `gathered` tensor as an array, where Keras makes copies.
 
-    NumPy knows no bfloat16, so torch does not convert it.
+    NumPy knows no bfloat16, so torch does not convert it (pytorch/pytorch#90574).
     """
     host = gathered.cpu()
     if host.dtype is torch.bfloat16:
@@ -161,8 +156,8 @@ def _array(gathered: torch.Tensor) -> Any:
 
 
 def full_tensor(tensor: Any, sessions: Sessions) -> Any:
-    """Returns the full tensor of `tensor`, all-gathered if it is sharded."""
-    strategy = sessions.strategy_of_tensor(tensor) if isinstance(tensor, torch.Tensor) else None
+    """All-gathers `tensor`, a collective, if it is sharded; a plain one stays as it is."""
+    strategy = sessions.strategy_of_tensor(tensor)
     if strategy is None:
         return tensor
     layout = strategy.layout(tensor)
@@ -175,7 +170,7 @@ def full_tensor(tensor: Any, sessions: Sessions) -> Any:
 
 
 def strategy_of(variable: Variable, sessions: Sessions) -> Any:
-    """Returns the strategy of `variable`, None without one."""
+    """Looks up the strategy that stores `variable`; None for one that was never laid out."""
     world = getattr(variable, "_shardcore_world", None)
     return None if world is None else sessions.strategy(world)
 
@@ -224,14 +219,14 @@ def store_variable(
 
 
 def ruled_layout(variable: Variable, session: Session) -> Layout:
-    """Returns the layout in which the strategy stores `variable`, by its rule, if it has one."""
+    """Asks the strategy for the storage layout of a `variable` that is not stored yet (ADR 14)."""
     return contract.storage_layout(session.entry, session.strategy, new_variable(variable, session))
 
 
 def new_variable(
     variable: Variable, session: Session, layout: Layout | None = None, of_optimizer: bool = False
 ) -> NewVariable:
-    """Returns the facts on `variable` for a strategy; by default in the distribution's layout."""
+    """Describes `variable` to a strategy; by default in the layout that the distribution gives."""
     path, shape = variable.path, tuple(variable.shape)
     if layout is None:
         layout = session.packed.get(path)

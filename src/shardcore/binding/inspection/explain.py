@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from keras import Model
 
-from shardcore.binding import keras_private
+from shardcore.binding import keras_private, torch_modules
 from shardcore.binding.cost.plan import Plan
 from shardcore.binding.engine import adoption
 from shardcore.binding.inspection.explained_step import ExplainedStep
 from shardcore.binding.keras_private.variables import tensor_of
 from shardcore.binding.ranks import rank_consistency
 from shardcore.binding.ranks.session import Session, Sessions
-from shardcore.binding.torch_modules import wrapper
 from shardcore.domain.cost.collectives import merge_equal
 from shardcore.domain.errors import ArgumentProblem, CallProblem
 from shardcore.domain.inspection import advise
@@ -133,7 +132,7 @@ def _as_before(model: Model, session: Session | None) -> Iterator[None]:
     variables = list(rank_consistency.variables_of(model))
     seed = keras_private.global_seed()
     tensors = [tensor_of(variable) for variable in [*variables, *([] if seed is None else [seed])]]
-    tensors += wrapper.buffers(model)
+    tensors += torch_modules.buffers(model)
     values = [tensor.detach().clone() for tensor in tensors]
     gradients = [(tensor, tensor.grad) for tensor in tensors if tensor.requires_grad]
     for tensor, _ in gradients:

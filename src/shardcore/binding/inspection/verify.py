@@ -3,13 +3,13 @@
 import keras
 import torch
 
+from shardcore.binding import torch_modules
 from shardcore.binding.cost import rules_report
 from shardcore.binding.data import batches
 from shardcore.binding.engine import adoption
 from shardcore.binding.keras_private.variables import tensor_of
 from shardcore.binding.ranks import rank_consistency
 from shardcore.binding.ranks.session import Session, Sessions, stored_layout
-from shardcore.binding.torch_modules import wrapper
 from shardcore.domain.layouts.layout import Layout
 from shardcore.reporting.inspection.verification import VariableCheck, Verification
 
@@ -37,7 +37,7 @@ def _backward(model: keras.Model, batch: object, session: Session) -> None:
     """Computes the gradients of one batch, and restores the state that a forward pass updates."""
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batches.distribute(batch, session))
     state = [(v, tensor_of(v).detach().clone()) for v in model.non_trainable_variables]
-    buffers = [(buffer, buffer.clone()) for buffer in wrapper.buffers(model)]
+    buffers = [(buffer, buffer.clone()) for buffer in torch_modules.buffers(model)]
     model.zero_grad()
     predictions = model(x, training=True)
     loss = model.compute_loss(x=x, y=y, y_pred=predictions, sample_weight=sample_weight)

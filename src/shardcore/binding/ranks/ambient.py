@@ -1,4 +1,4 @@
-"""Patches: a thread is in the scope of its distribution, also outside `fit`."""
+"""Patches: a thread is in the scope of its distribution, also outside `fit` (ADR 3)."""
 
 import threading
 import weakref

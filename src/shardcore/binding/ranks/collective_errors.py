@@ -1,15 +1,16 @@
 """Collective work: if it fails on one rank, all ranks raise the same error.
 
-A rank that continued after a failure of another would wait for ever in its next collective.
+A rank that continued after a failure of another would wait for ever in its next collective (ADR 7).
 """
 
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import attrs
 
-from shardcore.binding.ranks.session import Session, Sessions
+from shardcore.binding.ranks.session import Sessions
 from shardcore.domain.errors import (
     OtherRankFailed,
     ShardcoreError,
@@ -18,6 +19,8 @@ from shardcore.domain.errors import (
     mark_shared,
 )
 from shardcore.ports.world import Processes
+
+Result = TypeVar("Result")
 
 
 @attrs.define(eq=False)
@@ -36,36 +39,34 @@ class _CollectiveWork:
 
 
 def raise_on_all_ranks(
-    work: Callable[[], None],
-    what: str,
-    session: Session,
-    sessions: Sessions,
-    *,
-    is_same_code: bool = False,
-) -> None:
+    work: Callable[[], Result], what: str, sessions: Sessions, *, is_same_code: bool = False
+) -> Result:
     """Does this rank's part of `work`; if a rank's fails, raises the first such error on all.
 
     All ranks start its collectives in the same order. Messages name it `what`: "save 'a.keras'". A
     ShardcoreError replaces an error that cannot be sent to other processes. With
     `is_same_code` all ranks run the same code in it.
     """
+    results: list[Result] = []  # empty after an error
     own: Exception | None = None
+    processes = sessions.processes
     with _collective(sessions, is_same_code=is_same_code) as current:
         try:
-            work()
+            results.append(work())
         except OtherRankFailed:  # this rank ends; it waits for no other
             raise
         except Exception as error:
             if is_shared(error):
                 raise
             if current.failures is None:
-                own = _picklable(error, what, session.processes, "every rank")
+                own = _picklable(error, what, processes, "every rank")
     if current.failures is None:
-        current.failures = _gather_errors(own, session.processes)
+        current.failures = _gather_errors(own, processes)
     for rank, failure in enumerate(current.failures):
         if failure is not None:
-            is_own = own is not None and rank == session.processes.rank
+            is_own = own is not None and rank == processes.rank
             raise mark_shared(own if own is not None and is_own else failure)
+    return results[0]
 
 
 def raise_on_calling_ranks(work: Callable[[], None], what: str, sessions: Sessions) -> None:
@@ -100,7 +101,7 @@ def _collective(sessions: Sessions, *, is_same_code: bool) -> Iterator[_Collecti
 
 
 def do_all_ranks_run_this(sessions: Sessions) -> bool:
-    """Returns whether all ranks run this code together, as in a callback that saves.
+    """Tells whether all ranks run this code together, as in a callback that saves.
 
     Where one rank writes and the others attend, the writer may save something more alone.
     """
@@ -126,10 +127,7 @@ def check_other_ranks(sessions: Sessions) -> None:
 
 
 def _gather_errors(own: Exception | None, processes: Processes) -> list[Exception | None]:
-    """Returns the error of each rank.
-
-    If a rank is in another call, this raises: this rank's own error, which came first, if any.
-    """
+    """Gathers the error of each rank. If a rank is in another call, raises this rank's, if any."""
     try:
         return processes.gather(own)
     except OtherRankFailed:
@@ -141,7 +139,7 @@ def _gather_errors(own: Exception | None, processes: Processes) -> list[Exceptio
 
 
 def _picklable(error: Exception, what: str, processes: Processes, who: str) -> Exception:
-    """Returns `error`, or one in its place that another process can read; `who` raises it."""
+    """Replaces an `error` that no other process could read; a note says that `who` raises it."""
     rank = processes.rank
     try:
         error.add_note(f"Rank {rank} could not {what}: {who} raises this error.")

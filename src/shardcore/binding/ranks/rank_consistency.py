@@ -25,14 +25,14 @@ def check_model(model: Model, data: object, session: Session) -> None:
 
     Refuses a model that was laid out over another mesh.
     """
-    variables = list(variables_of(model))
-    facts = {"strategy": session.entry.name}
-    facts |= {"mesh": f"{session.mesh} over processes {session.world.processes}"}
-    facts |= {f"variable {v.path}": _describe(v, session) for v in variables}
-    inputs = batch_facts(data, session)
-    facts["batch inputs"] = str(len(inputs))
-    if session.distribution.auto_shard_dataset:
-        facts |= inputs
+    variables, inputs = list(variables_of(model)), batch_facts(data, session)
+    facts = {
+        "strategy": session.entry.name,
+        "mesh": f"{session.mesh} over processes {session.world.processes}",
+        **{f"variable {v.path}": _describe(v, session) for v in variables},
+        "batch inputs": str(len(inputs)),
+        **(inputs if session.distribution.auto_shard_dataset else {}),
+    }
     compare(facts, session)
     if not session.distribution.auto_shard_dataset:
         _compare_rows(inputs, session)
@@ -64,9 +64,13 @@ def compare_values(variables: Iterable[Variable], session: Session) -> None:
 
 
 def compare(facts: Facts, session: Session, message: object = None) -> list[Any]:
-    """Raises on every rank if the ranks' facts differ, naming the first that does.
+    """Exchanges `message` and a hash of `facts`; if hashes differ, names the first other fact.
 
-    Returns the `message` of each rank.
+    Returns:
+        The message of each rank.
+
+    Raises:
+        RankMismatchError: On every rank, if the facts differ.
     """
     digest = hashlib.sha256(repr(sorted(facts.items())).encode()).hexdigest()
     gathered = session.processes.gather((digest, message))
@@ -76,7 +80,7 @@ def compare(facts: Facts, session: Session, message: object = None) -> list[Any]
 
 
 def agree(value: object, how: str, processes: Processes) -> Any:
-    """Returns one decision of all ranks: `how` is "any", "all" or "rank 0"."""
+    """Decides for all ranks from their values: `how` is "any", "all" or "rank 0"."""
     if how not in ("any", "all", "rank 0"):
         raise ArgumentProblem(
             name="agree(how)",
@@ -165,7 +169,7 @@ _REMEDIES = {
 
 
 def variables_of(model: Model) -> Iterable[Any]:
-    """Returns the variables of the model, of its optimizer and of its metrics, each once."""
+    """Lists the variables of the model, of its optimizer and of its metrics, each once."""
     optimizer = getattr(model, "optimizer", None)
     every = [
         *model.variables,
@@ -188,7 +192,7 @@ def _describe(variable: Variable, session: Session) -> str:
 
 
 def _sum(local: torch.Tensor) -> torch.Tensor:
-    """Returns the sum, bitwise equal for equal copies: all ranks add in one order.
+    """Sums a copy so that equal copies have bitwise equal sums: all ranks add in one order.
 
     It adds part by part, as torch copies the operand of a sum in `float64`.
     """
@@ -203,7 +207,7 @@ def _local(variable: Variable, session: Session) -> torch.Tensor:
 
 
 def copies(model: Model, session: Session) -> Facts:
-    """Returns facts on the values of replicated variables, except variables of metrics."""
+    """Sums the values of each replicated variable, except those of metrics, to be compared."""
     metrics = {id(variable) for variable in getattr(model, "metrics_variables", None) or []}
     replicated = [
         v for v in variables_of(model) if id(v) not in metrics and _is_replicated(v, session)
@@ -220,28 +224,24 @@ def copies(model: Model, session: Session) -> Facts:
 
 
 def _is_replicated(variable: Variable, session: Session) -> bool:
-    """Returns whether `variable` is replicated."""
     layout = stored_layout(variable)
-    is_whole = layout is not None and layout.is_replicated
-    return is_whole and variable._shardcore_world == session.world
+    is_full = layout is not None and layout.is_replicated
+    return is_full and variable._shardcore_world == session.world
 
 
 def _is_equal_everywhere(local: torch.Tensor) -> bool:
-    """Returns whether the copies of the ranks are bitwise equal.
-
-    On an accelerator, ranks that compute the same gradient may round it differently.
-    """
+    """Tells whether copies are bitwise equal: a GPU may round equal gradients differently."""
     return local.device.type == "cpu" or local.ndim == 0 or not local.is_floating_point()
 
 
 def batch_facts(data: object, session: Session) -> Facts:
-    """Returns facts on the content of each array of a batch."""
+    """Hashes each array of a batch, by its number; a sharded one counts by shape and layout."""
     leaves = [leaf for leaf in keras_private.leaves(data) if leaf is not None]
     return {f"batch input {n}": _content(leaf, session) for n, leaf in enumerate(leaves)}
 
 
 def shapes(data: object) -> str:
-    """Returns a text with the nesting, shapes and dtypes of arrays.
+    """Describes the nesting, shapes and dtypes of arrays.
 
     Example:
         >>> shapes(({"x": torch.zeros(4, 2)}, None))
@@ -262,7 +262,7 @@ class _ShapeOf:
 
 
 def generators(session: Session) -> Facts:
-    """Returns facts on the states of torch's generators, which are equal on all ranks."""
+    """Hashes the states of torch's generators, which have to be equal on all ranks."""
     states = {"torch's generator": torch.get_rng_state()}
     if session.processes.device_type == "cuda":
         states["torch's generator of the GPU"] = torch.cuda.get_rng_state()
@@ -270,7 +270,7 @@ def generators(session: Session) -> Facts:
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """Returns a text for the content of a plain tensor, equal in every process."""
+    """Hashes the content of a plain tensor by SHA-256, equal in every process."""
     flat = tensor.detach().cpu().reshape(-1).contiguous()  # one column has strides, flat or not
     content = flat.view(torch.uint8).numpy().tobytes()
     return hashlib.sha256(content).hexdigest()

@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -14,10 +14,10 @@ from keras import Variable
 from shardcore.binding import keras_private
 from shardcore.binding.layouts import rules_of
 from shardcore.binding.metric_sums import MetricSums
-from shardcore.binding.ranks.host_warnings import warn_of_hosts
 from shardcore.binding.trainer_run import TrainerRun
 from shardcore.binding.types import Distribution, TorchStrategy
-from shardcore.domain.errors import CallProblem, MeshError
+from shardcore.domain.cost.collective_cost import crossing_warning
+from shardcore.domain.errors import CallProblem
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.mesh import Mesh
 from shardcore.domain.layouts.paths.rules import Match
@@ -64,7 +64,7 @@ class Session:
     )
 
     def __deepcopy__(self, memo: dict[int, object]) -> "Session":
-        """Returns itself: a copy of a variable is in the same session."""
+        """Keeps a copy of a variable in the same session."""
         return self
 
     @property
@@ -83,26 +83,26 @@ class Session:
         return self.mesh.size_along(self.batch_axes)
 
     def batch_layout(self, ndim: int) -> Layout:
-        """Returns the layout of a batch with `ndim` dims: rows sharded over the batch axes."""
+        """Lays out a batch with `ndim` dims: its rows are sharded over the batch axes."""
         return Layout(self.mesh, (self.batch_axes, *(None,) * (ndim - 1)))
 
     def create_tensor(self, value: torch.Tensor, storage: Layout, new: NewVariable) -> torch.Tensor:
-        """Returns the strategy's tensor for the value of a new variable, checked."""
+        """Lets the strategy store the full value of a new variable, and checks what it gives."""
         position = self.world.position
         return contract.create_tensor(self.entry, self.strategy, value, storage, new, position)
 
     def from_local(
         self, part: torch.Tensor, layout: Layout, shape: tuple[int, ...]
     ) -> torch.Tensor:
-        """Returns the tensor of global shape `shape` of the ranks' parts, checked."""
+        """Joins the ranks' parts without communication; `shape` is global. Checks the result."""
         return contract.join_parts(self.entry, self.strategy, part, layout, shape)
 
     def keras_layout(self, layout: Layout) -> Any:
-        """Returns `layout` as a Keras `TensorLayout` on the distribution's mesh."""
+        """Wraps `layout` in a Keras `TensorLayout` on the distribution's mesh."""
         return keras.distribution.TensorLayout(layout.spec, self.distribution.device_mesh)
 
     def rule(self, path: str) -> Match[Any] | None:
-        """Returns the layout map's rule that matches `path`, None without one."""
+        """Looks up the layout map's rule for `path`, None without one, or without a layout map."""
         layout_map = keras_private.layout_map_of(self.distribution)
         return None if layout_map is None else rules_of(layout_map).match(path)
 
@@ -148,12 +148,21 @@ class Sessions:
     _alive: "weakref.WeakSet[Session]" = attrs.field(factory=weakref.WeakSet, init=False)
 
     def current(self) -> Session | None:
-        """Returns the session of the distribution that is set on this thread, or None."""
+        """Looks up the session of the distribution that is set on this thread, or None."""
         distribution = keras.distribution.distribution()
         return None if distribution is None else self.of(distribution)
 
+    def shared(self) -> Session | None:
+        """Looks up the session of this thread if several ranks share it, else None."""
+        session = self.current()
+        return None if session is None or session.mesh.size == 1 else session
+
     def required(self) -> Session:
-        """Returns the session of the distribution that is set on this thread."""
+        """Looks up the session of this thread.
+
+        Raises:
+            CallProblem: If no distribution is set on it.
+        """
         session = self.current()
         if session is None:
             raise CallProblem(
@@ -163,7 +172,7 @@ class Sessions:
         return session
 
     def of(self, distribution: Distribution) -> Session:
-        """Returns the session of `distribution`, created at the first call."""
+        """Creates the session of `distribution` at the first call, and after an uninstall."""
         session: Session | None = getattr(distribution, "_shardcore_session", None)
         if session is None or session not in self._alive:
             world = distribution.device_mesh.backend_mesh
@@ -173,11 +182,22 @@ class Sessions:
             self._alive.add(session)
             kind = type(distribution).__name__
             logger.debug("distribution set: %s over mesh %s", kind, world.mesh)
-            warn_of_hosts(world, session.batch_axes, self.processes.hosts, self.crossings)
+            self._warn_of_hosts(world, session.batch_axes)
         return session
 
+    def _warn_of_hosts(self, world: World, batch_axes: Collection[str]) -> None:
+        """Warns once of each axis that crosses hosts, if they are known.
+
+        Axes that shard the batch may: what moves along them can be sent beside the computation.
+        """
+        for axis in world.mesh.axis_names if self.processes.hosts else ():
+            warning = crossing_warning(world.mesh, axis, world.processes, self.processes.hosts)
+            if warning and axis not in batch_axes and warning not in self.crossings:
+                self.crossings.add(warning)
+                logger.warning(warning)
+
     def are_served(self) -> bool:
-        """Returns whether a strategy serves models now, with or without a distribution."""
+        """Tells whether a strategy serves models now, with or without a distribution."""
         return self.current() is not None or self.entry.serves_one_device
 
     def warn_without_distribution(self) -> None:
@@ -192,23 +212,23 @@ class Sessions:
             )
 
     def strategy(self, world: World) -> TorchStrategy:
-        """Returns the strategy on `world`, opened at the first call."""
+        """Opens the strategy on `world` at the first call; it stays open until `close`."""
         if world not in self._strategies:
             self._strategies[world] = contract.open_strategy(self.entry, world)
         return self._strategies[world]
 
     def are_open(self) -> bool:
-        """Returns whether there may be sharded tensors."""
+        """Tells whether there may be sharded tensors: a strategy was opened."""
         return bool(self._strategies)
 
     def strategy_without_distribution(self) -> TorchStrategy | None:
-        """Returns the strategy for threads without a distribution, None without one."""
+        """Chooses the newest strategy, for a thread without a distribution; None on others."""
         if not self._strategies or keras.distribution.distribution() is not None:
             return None
         return next(reversed(self._strategies.values()))
 
     def session_of_model(self, model: keras.Model) -> Session | None:
-        """Returns the session in which the variables of `model` were laid out, None without one."""
+        """Finds the session of the first variable of `model` that is laid out, None without one."""
         variables = model.variables if self._alive else ()
         sessions = (getattr(variable, "_shardcore_session", None) for variable in variables)
         return next((session for session in sessions if session in self._alive), None)
@@ -227,13 +247,14 @@ class Sessions:
         scope: AbstractContextManager[Any] = session.distribution.scope()
         return scope
 
-    def strategy_of_tensor(self, tensor: torch.Tensor) -> TorchStrategy | None:
-        """Returns the strategy of the sharded `tensor`, None if it is plain."""
-        strategies = self._strategies.values()
-        return next((strategy for strategy in strategies if strategy.owns(tensor)), None)
+    def strategy_of_tensor(self, value: object) -> TorchStrategy | None:
+        """Finds the strategy that owns `value`, None if it is plain or no tensor."""
+        if not isinstance(value, torch.Tensor):
+            return None
+        return next((s for s in self._strategies.values() if s.owns(value)), None)
 
     def run(self) -> TrainerRun | None:
-        """Returns the innermost running fit, evaluate, predict or step, None outside."""
+        """Looks up the innermost running fit, evaluate, predict or step, None outside."""
         return self.runs[-1] if self.runs else None
 
     @contextmanager
@@ -270,31 +291,7 @@ class Sessions:
         self._alive.clear()
         self._strategies.clear()
 
-    def world(self, device_mesh: keras.distribution.DeviceMesh) -> World:
-        """Returns the world of a Keras `DeviceMesh`."""
-        devices = [str(device) for device in device_mesh.devices.flatten()]
-        if len(devices) != self.processes.world_size:
-            raise MeshError(
-                f"DeviceMesh {tuple(device_mesh.shape)} has {len(devices)} devices, but the job "
-                f"has {self.processes.world_size} processes: use all of keras.distribution."
-                "list_devices(), or start one for each device (torchrun --nproc_per_node=N)."
-            )
-        mesh = Mesh(device_mesh.shape, device_mesh.axis_names)
-        ranks = tuple(map(_process, devices))
-        return World(mesh, ranks, self.processes.rank, self.processes.device_type)
-
-
-def _process(device: str) -> int:
-    """Returns the process of a device with a name from `list_devices`, such as "cpu:1"."""
-    _, _, number = device.partition(":")
-    if not number.isdigit():
-        raise MeshError(
-            f"Device {device!r} has no number: name devices as keras.distribution.list_devices() "
-            'does, such as "cpu:0" or "gpu:3".'
-        )
-    return int(number)
-
 
 def stored_layout(variable: Variable) -> Layout | None:
-    """Returns the layout in which `variable` is stored, None without a strategy."""
+    """Looks up the layout in which `variable` is stored, None without a strategy."""
     return getattr(variable, "_shardcore_layout", None)

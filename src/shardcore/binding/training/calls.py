@@ -11,7 +11,7 @@ from keras.layers import RNN, EinsumDense
 
 from shardcore.binding import keras_private
 from shardcore.binding.data import batches
-from shardcore.binding.engine.adoption import adopt_once
+from shardcore.binding.engine.adoption import adopt
 from shardcore.binding.keras_private.patches import replaces, replaces_value
 from shardcore.binding.ranks.session import Session, Sessions
 from shardcore.binding.training import loops
@@ -36,11 +36,13 @@ def layer_call(
         return original(layer, *args, **kwargs)
     session = None if layer_scope.now() else sessions.current()
     if session is not None:
-        adopt_once(layer, session)
+        if layer not in session.adopted:
+            session.adopted.add(layer)
+            adopt(layer, session)
         if keras_private.is_symbolic_with_values():  # Keras gives each rank the global batch
             args, kwargs = batches.take_own_rows((args, kwargs), session)
         elif loops.is_in_loop(session, sessions):
-            return _loop_call(session, original, layer, (args, kwargs))
+            return _call_in_loop(session, original, layer, (args, kwargs))
     strategy = sessions.strategy_without_distribution()
     replication = (
         nullcontext()
@@ -51,8 +53,7 @@ def layer_call(
         return original(layer, *args, **kwargs)
 
 
-def _loop_call(session: Session, original: Original, layer: Layer, call: loops.Call) -> Any:
-    """Calls an outermost layer in a loop of the user's own."""
+def _call_in_loop(session: Session, original: Original, layer: Layer, call: loops.Call) -> Any:
     args, kwargs = loops.join_rows(layer, call, session)
     with layer_scope(layer.path or layer.name):
         outputs = original(layer, *args, **kwargs)
@@ -80,16 +81,16 @@ class LayerEdges:
     sessions: Sessions
 
     def distribution(self) -> "LayerEdges | None":
-        """Returns itself; None if nothing is distributed."""
+        """Stands for a distribution in `Layer.__call__`; None if nothing is distributed."""
         session = self.sessions.current()
         return None if session is None or keras_private.is_symbolic() else self
 
     def get_tensor_layout(self, path: str) -> str:
-        """Returns `path`: the layout of an output is looked up later, with the output."""
+        """Puts off the look-up of a layout until the output is there: gives `path` back."""
         return path
 
     def distribute_tensor(self, outputs: object, path: str) -> Any:
-        """Returns the outputs of a layer, each in its layout."""
+        """Redistributes the outputs of a layer, each into its layout."""
         session = self.sessions.required()
         layout = _layout_by_rule(path, session)
         what = f"The output {path!r}"
@@ -99,7 +100,7 @@ class LayerEdges:
 
 
 def _rows(output: torch.Tensor, session: Session) -> Layout | None:
-    """Returns the layout in which a rank gets its rows of a sum over the batch axes; else None.
+    """Lays out a sum over the batch axes so that each rank gets its rows; None for other tensors.
 
     Experts that are sharded over these axes give such sums of all rows. If each rank got all rows,
     the layers behind would compute them on each rank.
@@ -114,7 +115,7 @@ def _rows(output: torch.Tensor, session: Session) -> Layout | None:
 
 
 def _layout_by_rule(path: str, session: Session) -> Layout | None:
-    """Returns the layout that a rule gives the output `path`, None without a rule."""
+    """Looks up the rule of the output `path`, and notes that there is such an output."""
     session.output_paths.add(path)
     ruled = session.distribution.get_tensor_layout(path)
     return None if ruled is None else ruled.backend_layout
@@ -140,7 +141,7 @@ def model_inputs(session: Session, original: Original, model: object, inputs: ob
 
 
 def lay_out(tensor: torch.Tensor, layout: Layout | None, what: str, session: Session) -> Any:
-    """Returns `tensor` in `layout`, or reduced if that is None (ADR 4)."""
+    """Redistributes `tensor` into `layout`, or only reduces it if that is None (ADR 4)."""
     if layout is not None:
         layout.fitting(tensor.shape, what)
     laid_out = session.strategy.redistribute(tensor, layout)
@@ -160,15 +161,13 @@ def initial_states(session: Session, original: Original, layer: RNN, batch_size:
     kernel, and would be redistributed, as well as the kernel.
     """
     states = original(layer, batch_size)
-    if (
-        keras_private.is_symbolic() or layer.stateful
-    ):  # a stateful layer creates variables from them
+    if keras_private.is_symbolic() or layer.stateful:  # which creates variables from them
         return states
     return keras_private.map_tensors(lambda state: _sharded(state, session), states)
 
 
 def _sharded(state: torch.Tensor, session: Session) -> Any:
-    """Returns this rank's rows of a state; all rows if there are fewer than ranks."""
+    """Shards the rows of a plain state, unless there are fewer than ranks."""
     parts = session.batch_shards
     if session.strategy.owns(state) or state.requires_grad or not 1 < parts <= len(state):
         return state
@@ -202,7 +201,7 @@ def quantized_build(
 
 
 def as_matrix(layout: Layout, reduced: Collection[int]) -> Layout:
-    """Returns the layout of a kernel whose `reduced` dims become rows, the others columns.
+    """Derives the layout of a kernel whose `reduced` dims become rows, the others columns.
 
     Example:
         >>> from shardcore.domain.layouts.mesh import Mesh

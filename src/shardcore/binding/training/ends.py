@@ -1,4 +1,4 @@
-"""Patches: the points of a `fit` that all ranks pass together, and may end at (ADR 54).
+"""Patches: the list of callbacks: points of a `fit` that all ranks pass, and may end at (ADR 54).
 
 After SIGTERM to one rank all ranks save at one of them, and end. A rank that ends its `fit` alone,
 by `stop_training`, is found there.
@@ -16,16 +16,37 @@ from shardcore.binding.types import Original
 
 @attrs.frozen
 class Ends:
-    """The hooks of a list of callbacks, after each of which the ranks are at the same point."""
+    """The methods of a list of callbacks, after each of which the ranks are at the same point."""
 
     sessions: Sessions
 
-    def begin(self, run: TrainerRun) -> None:
+    @replaces(
+        "keras.src.callbacks.callback_list:CallbackList.on_train_begin",
+        "keras.src.callbacks.callback_list:CallbackList.on_test_begin",
+        "keras.src.callbacks.callback_list:CallbackList.on_predict_begin",
+        reason="Only this list has the callbacks, which may read the results of each step.",
+    )
+    def begin(
+        self, name: str, original: Original, callbacks: CallbackList, logs: object = None
+    ) -> None:
+        """Replaces `CallbackList.on_train_begin` and `on_test_begin`, at which a run begins."""
+        run = self.sessions.run()
+        _, phase, _ = name.split("_")
+        if run is not None:
+            run.callbacks, run.phase = callbacks, phase
+            keras_private.sort_callbacks(callbacks)
+        original(callbacks, logs)
+        if run is not None and phase == "train":
+            first = keras_private.first_epoch(run.trainer, run.initial_epoch)
+            # Without parameters: the user has made the list.
+            run.epochs_left = (callbacks.params or {}).get("epochs", 1) - first
+            self._open_points(run)
+
+    def _open_points(self, run: TrainerRun) -> None:
         """Opens the points of a fit whose callbacks are known; a fit inside of it has none."""
-        session = self.sessions.current()
-        if session is not None and session.mesh.size > 1 and self.sessions.runs == [run]:
+        if self.sessions.shared() is not None and self.sessions.runs == [run]:
             saves = bool(keras_private.save_functions(run.callbacks))
-            run.at_end.enter_context(session.processes.points(saves))
+            run.at_end.enter_context(self.sessions.processes.points(saves))
 
     @replaces(
         "keras.src.callbacks.callback_list:CallbackList.on_train_batch_end",
@@ -71,15 +92,13 @@ class Ends:
             self.sessions.processes.pass_point(lambda: None)
 
     def _run(self, callbacks: CallbackList) -> TrainerRun | None:
-        """Returns the fit of several ranks that has these callbacks; None for any other."""
+        """Finds the fit of several ranks that has these callbacks; None for any other."""
         run = self.sessions.run()
         if run is None or run.callbacks is not callbacks or self.sessions.runs != [run]:
             return None
-        session = self.sessions.current()
-        return run if session is not None and session.mesh.size > 1 else None
+        return None if self.sessions.shared() is None else run
 
     def _wait_for_all_if_stopped(self, run: TrainerRun) -> None:
-        """Waits until all ranks have set `stop_training`, if this one has."""
         if run.trainer.stop_training and not run.is_stopped:
             run.is_stopped = True
             self.sessions.processes.barrier(

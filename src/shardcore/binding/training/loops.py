@@ -25,12 +25,12 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]  # the arguments of a call
 
 
 def is_in_loop(session: Session, sessions: Sessions) -> bool:
-    """Returns whether a call comes from the user's own loop, over several ranks."""
+    """Tells whether a call comes from the user's own loop, over several ranks."""
     return sessions.run() is None and session.mesh.size > 1 and not keras_private.is_symbolic()
 
 
 def join_rows(layer: Layer, call: Call, session: Session) -> Call:
-    """Returns the arguments of an outermost call, with the rows of all ranks joined.
+    """Joins the rows of all ranks in the arguments of an outermost call.
 
     Without `auto_shard_dataset`, what a model gets as plain tensors are the rows of this rank.
     """
@@ -62,7 +62,7 @@ def loss(
 
 
 def _join_rows(data: object, session: Session) -> Any:
-    """Returns `data` as a part of the global batch, unless the user has laid out a part of it."""
+    """Joins the rows of all ranks, unless the user has laid out a part of `data`."""
     leaves = keras_private.leaves(data)
     if any(map(session.strategy.owns, leaves)) or not any(map(_has_rows, leaves)):
         return data

@@ -9,27 +9,57 @@ from typing import Any
 import attrs
 import torch
 from keras import Model
-from keras.callbacks import CallbackList
 
 from shardcore.binding import keras_private
 from shardcore.binding.capture.step import CapturedStep
 from shardcore.binding.cost import rules_report
 from shardcore.binding.data import batches
 from shardcore.binding.data.data_adapters import RowsAhead, compare_batches, epoch_facts
-from shardcore.binding.data_position import Counted
 from shardcore.binding.engine import adoption
 from shardcore.binding.keras_private.patches import replaces
 from shardcore.binding.ranks import rank_consistency
 from shardcore.binding.ranks.session import Session, Sessions
 from shardcore.binding.trainer_run import TrainerRun
 from shardcore.binding.training import undisturbed
-from shardcore.binding.training.ends import Ends
-from shardcore.binding.training.precision import EmulationWarning
 from shardcore.binding.types import Original
 from shardcore.ports.capture import StepCapture
+from shardcore.reporting.logs import log_of
+
+logger = log_of("training")
 
 # The arguments of `fit` by which ranks could run another number of epochs.
 _EPOCHS = ("epochs", "initial_epoch")
+# The first compute capability of CUDA devices with units for bfloat16: that of an A100.
+_WITH_BFLOAT16 = (8, 0)
+
+
+@attrs.define(eq=False)
+class _EmulationWarning:
+    """Warns once of models that compute in bfloat16 on a GPU without units for it.
+
+    torch says that such a GPU supports bfloat16: it computes in float32, and rounds.
+    """
+
+    _was_given: bool = attrs.field(default=False, init=False)
+
+    def check(self, model: Model) -> None:
+        if self._was_given or "cuda" not in str(keras_private.torch_device()):
+            return
+        capability = torch.cuda.get_device_capability()
+        layers = keras_private.layers_of(model)
+        layer = next((layer for layer in layers if layer.compute_dtype == "bfloat16"), None)
+        if capability >= _WITH_BFLOAT16 or layer is None:
+            return
+        self._was_given = True
+        logger.warning(
+            "Layer %r of model %r computes in bfloat16, which %s (compute capability %d.%d) only "
+            "emulates. Use its units for float16: "
+            "keras.config.set_dtype_policy('mixed_float16') before the model is built.",
+            layer.name,
+            model.name,
+            torch.cuda.get_device_name(),
+            *capability,
+        )
 
 
 @attrs.frozen
@@ -38,7 +68,7 @@ class Steps:
 
     sessions: Sessions
     capture: StepCapture[torch.Tensor]
-    emulation: EmulationWarning = attrs.field(factory=EmulationWarning, init=False)
+    emulation: _EmulationWarning = attrs.field(factory=_EmulationWarning, init=False)
 
     @replaces(
         "keras.src.backend.torch.trainer:TorchTrainer.make_train_function",
@@ -90,8 +120,8 @@ class Steps:
     def _collective_call(
         self, name: str, trainer: Model, options: dict[str, object]
     ) -> AbstractContextManager[None]:
-        session = self.sessions.current()
-        if session is None or session.mesh.size == 1:
+        session = self.sessions.shared()
+        if session is None:
             return nullcontext()
         if name.endswith("_on_batch") and trainer in session.checked:
             return nullcontext()  # a step of a loop, whose first step had the barrier
@@ -112,10 +142,10 @@ class Steps:
     )
     def begin(self, original: Original, iterator: keras_private.EpochIterator) -> Any:
         """Replaces `EpochIterator.__iter__`: compares ranks, skips batches of finished steps."""
-        session, run = self.sessions.current(), self.sessions.run()
+        session, run = self.sessions.shared(), self.sessions.run()
         if run is not None:
             run.begin_epoch(undisturbed.is_undisturbed(run.callbacks, iterator.data_adapter))
-        if session is not None and session.mesh.size > 1:
+        if session is not None:
             self._compare_before_epoch(session, run)
         position, steps = None if run is None else run.position, 0
         if position is None or position.ahead is None:
@@ -132,7 +162,6 @@ class Steps:
         return iterator
 
     def _compare_before_epoch(self, session: Session, run: TrainerRun | None) -> None:
-        """Compares generators and copies of the ranks, and agrees on who reads the steps."""
         facts = rank_consistency.generators(session)
         if run is not None and run.trainer in session.checked:
             # its first step compares more
@@ -149,51 +178,25 @@ class Steps:
         """Replaces `TorchEpochIterator._get_iterator`: every process runs the same steps."""
         session, run = self.sessions.current(), self.sessions.run()
         adapter, source = iterator.data_adapter, original(iterator)
-        is_served = session is not None or self.sessions.entry.serves_one_device
-        may_prefetch = (
-            run is not None and is_served and undisturbed.may_prefetch(run, adapter, source)
-        )
+        may_prefetch = False
+        if run is not None and self.sessions.are_served():
+            may_prefetch = undisturbed.may_prefetch(run, adapter, source)
         if session is not None:
-            facts = {"steps per epoch": str(iterator.num_batches)}
-            facts |= epoch_facts(adapter, session)
+            facts = {"steps per epoch": str(iterator.num_batches), **epoch_facts(adapter, session)}
             may_prefetch = all(rank_consistency.compare(facts, session, may_prefetch))
             source = compare_batches(adapter, source, session)
         if run is None:
             return source
         ahead = RowsAhead(adapter, partial(_rows, self.sessions)) if may_prefetch else None
-        is_shared = session is not None and session.mesh.size > 1
+        is_shared = self.sessions.shared() is not None
         batches_of_process = run.prefetch.read(source, ahead, is_shared)
-        position = run.position
-        if position is None:
+        if run.position is None:
             return batches_of_process
-        position.goes_on = bool(iterator.steps_per_epoch)
-        return Counted(batches_of_process, position)
-
-    @replaces(
-        "keras.src.callbacks.callback_list:CallbackList.on_train_begin",
-        "keras.src.callbacks.callback_list:CallbackList.on_test_begin",
-        "keras.src.callbacks.callback_list:CallbackList.on_predict_begin",
-        reason="Only this list has the callbacks, which may read the results of each step.",
-    )
-    def callbacks(
-        self, name: str, original: Original, callbacks: CallbackList, logs: object = None
-    ) -> None:
-        """Replaces `CallbackList.on_train_begin` and `on_test_begin`, at which a run begins."""
-        run = self.sessions.run()
-        _, phase, _ = name.split("_")
-        if run is not None:
-            run.callbacks, run.phase = callbacks, phase
-            keras_private.sort_callbacks(callbacks)
-        original(callbacks, logs)
-        if run is not None and phase == "train":
-            first = keras_private.first_epoch(run.trainer, run.initial_epoch)
-            # Without parameters: the user has made the list.
-            run.epochs_left = (callbacks.params or {}).get("epochs", 1) - first
-            Ends(self.sessions).begin(run)
+        return run.position.read(batches_of_process, goes_on=bool(iterator.steps_per_epoch))
 
 
 def _rows(sessions: Sessions, batch: object) -> Any:
-    """Returns a batch as a step takes it: the rows of this rank, on its device."""
+    """Shards a batch as a step does: the rows of this rank, on its device."""
     session = sessions.current()
     if session is None:
         return batches.step_on_one_device([batch], sessions)[0]
@@ -215,14 +218,17 @@ class _Step:
         if self.sessions.is_closed:  # the trainer has this step also after an uninstall
             return self.function(data)
         with self.sessions.scope_of(self.trainer):  # a sharded model may outlive its scope
-            session, run = self.sessions.current(), self.sessions.run()
-            logs = self._on_one_device(data) if session is None else self._run(data, session)
-            if run is not None and run.trainer is self.trainer:
+            session, run = self.sessions.current(), self._run_of_trainer()
+            logs = self._on_one_device(data) if session is None else self._on_mesh(data, session)
+            if run is not None:
                 run.prefetch.fill()
             return keras_private.logs_of_step(self.trainer, self.captured.name, logs)
 
-    def _run(self, data: list[object], session: Session) -> Any:
-        """Runs the step in the distribution of `session`."""
+    def _run_of_trainer(self) -> TrainerRun | None:
+        run = self.sessions.run()
+        return run if run is not None and run.trainer is self.trainer else None
+
+    def _on_mesh(self, data: list[object], session: Session) -> Any:
         first = session not in self.checked
         run, follows, left = self._deferring_run(), self._follows(), self._steps_left()
         ahead = self._rows_ahead(data)
@@ -244,11 +250,10 @@ class _Step:
             # The first step of a run creates the stand-ins of deferred sums: no later one is alike.
             is_sharded = session.mesh.size > 1
             is_like_no_other = first and run is not None and is_sharded and not sums.are_deferred
-            outputs = (
-                step()
-                if is_like_no_other
-                else self.captured(step, batch, session, mode, follows, left)
-            )
+            if is_like_no_other:
+                outputs = step()
+            else:
+                outputs = self.captured(step, batch, session, mode, follows, left)
             if first:
                 self.checked.add(session)
             if self.trainer not in session.checked:
@@ -257,15 +262,14 @@ class _Step:
             return outputs
 
     def _rows_ahead(self, data: list[object]) -> list[Any] | None:
-        """Returns the batch of this step as it was drawn ahead; None if it was not."""
         run = self.sessions.run()
         rows = None if run is None or len(data) > 1 else run.prefetch.rows(data[0])
         return None if rows is None else [rows]
 
     def _deferring_run(self) -> TrainerRun | None:
-        """Returns the run in which no callback reads the metrics of this step, None without one."""
-        run = self.sessions.run()
-        if run is None or run.trainer is not self.trainer or not run.deferred:
+        """Finds the run whose callbacks do not read the metrics of this step, None without one."""
+        run = self._run_of_trainer()
+        if run is None or not run.deferred:
             return None
         return run if self.captured.name == f"{run.phase}_step" else None
 
@@ -284,12 +288,10 @@ class _Step:
         return self.captured(step, batch, None, mode, self._follows(), self._steps_left())
 
     def _steps_left(self) -> int | None:
-        """Returns how many steps like this one are left; None if that is unknown."""
-        run = self.sessions.run()
-        is_of_run = run is not None and run.trainer is self.trainer
-        return run.steps_left() if run is not None and is_of_run else None
+        run = self._run_of_trainer()
+        return None if run is None else run.steps_left()
 
     def _follows(self) -> bool:
-        """Returns whether no code of the user ran since the last step."""
-        run = self.sessions.run()
-        return run is not None and run.trainer is self.trainer and run.follows()
+        """Tells whether no code of the user ran since the last step; counts this one."""
+        run = self._run_of_trainer()
+        return run is not None and run.follows()

@@ -1,7 +1,7 @@
 """Whether code of the user may run between two steps of an epoch.
 
 Where it may not, captured steps compare no Python state, and batches are drawn ahead. What is not
-known counts as disturbing.
+known counts as disturbing (ADR 55).
 """
 
 import gc
@@ -27,7 +27,7 @@ _STREAMS = ("io", "ipykernel", "pytest", "absl")
 
 
 def is_undisturbed(callbacks: CallbackList | None, adapter: keras_private.DataAdapter) -> bool:
-    """Returns whether no code of the user runs between the steps of the epoch that begins.
+    """Tells whether no code of the user runs between the steps of the epoch that begins.
 
     Args:
         callbacks: The callbacks of the run; None if there are none yet.
@@ -54,7 +54,7 @@ def is_undisturbed(callbacks: CallbackList | None, adapter: keras_private.DataAd
 
 
 def may_prefetch(run: TrainerRun, adapter: keras_private.DataAdapter, source: object) -> bool:
-    """Returns whether batches may be drawn before the callbacks of the step before have run.
+    """Tells whether batches may be drawn before the callbacks of the step before have run.
 
     A loader's own processes draw ahead anyway. Else no callback of the user may act in between, as
     it could change what is drawn; and while a callback saves the state of torch's generator with
@@ -74,7 +74,7 @@ def may_prefetch(run: TrainerRun, adapter: keras_private.DataAdapter, source: ob
 
 
 def _loader_with_order(source: object) -> DataLoader[Any] | None:
-    """Returns a loader whose order torch's own samplers draw, all of it as the loader begins."""
+    """Narrows to a loader whose order torch's own samplers draw, all of it as it begins."""
     if type(source) is not DataLoader:
         return None
     batch_sampler = source.batch_sampler
@@ -84,7 +84,7 @@ def _loader_with_order(source: object) -> DataLoader[Any] | None:
 
 
 def _has_plain_arrays(adapter: keras_private.DataAdapter) -> bool:
-    """Returns whether the data are arrays whose classes are NumPy's and torch's own."""
+    """Tells whether the data are arrays, none of them of a subclass that runs its own code."""
     arrays = keras_private.arrays_of(adapter)
     return arrays is not None and all(
         type(array) in (np.ndarray, torch.Tensor) for array in keras_private.leaves(arrays)
@@ -101,7 +101,7 @@ def _is_users_handler(number: signal.Signals) -> bool:
 
 
 def _is_plain_stream(stream: object) -> bool:
-    """Returns whether to write into a stream, and into those below it, runs no code of the user."""
+    """Tells whether a write into a stream, and into those below it, runs no code of the user."""
     if stream is None:
         return True
     is_own = type(stream).__module__.partition(".")[0].lstrip("_") in _STREAMS

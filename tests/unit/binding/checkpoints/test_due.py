@@ -2,7 +2,7 @@
 
 import pytest
 
-from shardcore.binding.checkpoints import due
+from shardcore.binding.checkpoints import callback as due
 from shardcore.domain.errors import CheckpointError
 
 

@@ -16,8 +16,7 @@ from keras import Model
 from keras.callbacks import Callback, ProgbarLogger
 
 from shardcore.binding import keras_private
-from shardcore.binding.checkpoints.files.atomic import atomically_written
-from shardcore.binding.checkpoints.files.saving import canonical_path, is_first_writer
+from shardcore.binding.checkpoints.files import saving
 from shardcore.binding.keras_private.patches import replaces, replaces_value
 from shardcore.binding.ranks.collective_errors import raise_on_all_ranks
 from shardcore.binding.ranks.session import Session, Sessions
@@ -45,9 +44,9 @@ def write_on_all_ranks(
     sessions: Sessions, original: Original, callback: Callback, *args: object, **kwargs: object
 ) -> None:
     """Replaces a method that writes a file: if one rank cannot, all ranks raise its error."""
-    session, name = sessions.current(), type(callback).__name__
+    session, name = sessions.shared(), type(callback).__name__
     path = keras_private.path_of(callback)
-    if session is None or session.mesh.size == 1:
+    if session is None:
         original(callback, *args, **kwargs)
         return
 
@@ -64,7 +63,7 @@ def write_on_all_ranks(
 
     what = f"write the file of {name}" + (f" {path!r}" if path else "")
     with _writing(callback, session, sessions):
-        raise_on_all_ranks(work, what, session, sessions, is_same_code=True)
+        raise_on_all_ranks(work, what, sessions, is_same_code=True)
 
 
 @replaces(
@@ -75,8 +74,8 @@ def write_once_per_path(
     sessions: Sessions, original: Original, callback: Callback, *args: object, **kwargs: object
 ) -> None:
     """Replaces a method that reads files and may copy them: the first rank of each path does."""
-    session = sessions.current()
-    if session is None or session.mesh.size == 1:
+    session = sessions.shared()
+    if session is None:
         original(callback, *args, **kwargs)
         return
     with _writing(callback, session, sessions):
@@ -90,7 +89,7 @@ def _writing(callback: Callback, session: Session, sessions: Sessions) -> Iterat
     is_writer = (
         session.processes.rank == 0
         if path is None
-        else is_first_writer(canonical_path(path), session)
+        else saving.is_first_writer(saving.canonical_path(path), session)
     )
     vars(callback)["_shardcore_is_writer"] = is_writer
     before, sessions.is_writer = sessions.is_writer, is_writer
@@ -112,13 +111,13 @@ def defer_write_error(
 
     So the ranks do not exchange errors at each step.
     """
-    session = sessions.current()
+    session = sessions.shared()
     try:
         original(callback, *args, **kwargs)
     except OtherRankFailed:
         raise
     except Exception as error:
-        if session is None or session.mesh.size == 1:
+        if session is None:
             raise
         vars(callback).setdefault("_shardcore_failure", error)
 
@@ -158,11 +157,11 @@ class OneWriter:
         return lambda *args: function(*args) if _is_writer(self.sessions) else None
 
     def File(self, path: str, mode: str = "r") -> Any:  # noqa: N802 - Keras' name
-        """Returns an open file; writes of another rank than the first are discarded."""
+        """Opens a file; what another rank than the first writes is discarded."""
         if _is_writer(self.sessions) or not set(mode) & set("wax+"):
             is_renamed = self.is_renamed and mode == "w" and not keras_private.is_remote(path)
             if is_renamed and self.sessions.are_served():
-                return atomically_written(path)
+                return saving.atomically_written(path)
             return self.file_utils.File(path, mode)
         if "r" not in mode:
             return open(os.devnull, mode)
@@ -200,7 +199,7 @@ class _DiscardedSummary:
         return getattr(self.module, name)
 
     def create_file_writer(self, logdir: str) -> Any:
-        """Returns a writer to a temporary folder instead of `logdir`."""
+        """Opens a writer to a temporary folder instead of `logdir`."""
         folder = TemporaryDirectory(prefix="shardcore-discarded-")
         writer = self.module.create_file_writer(folder.name)
         writer._shardcore_folder = folder

@@ -9,7 +9,7 @@ import numpy
 import torch
 from keras import Model, Variable
 
-from shardcore.binding.engine.initial import PIECE
+from shardcore.binding.engine.large_values import PIECE
 from shardcore.binding.engine.variable import strategy_of
 from shardcore.binding.keras_private.patches import replaces, replaces_value
 from shardcore.binding.ranks.session import Session, Sessions
@@ -48,7 +48,7 @@ def without_copy(
 
 
 def _can_be_shared(array: numpy.ndarray) -> bool:
-    """Returns whether torch has the dtype of a large `array`, and may write into its memory."""
+    """Tells whether torch has the dtype of a large `array`, and may write into its memory."""
     is_known = array.dtype.kind in "fib" or array.dtype.name in ("uint8", "bfloat16")
     is_native = array.dtype.isnative and array.dtype.itemsize <= 8
     is_open = array.flags.writeable and array.flags.c_contiguous
@@ -74,8 +74,7 @@ def archives(sessions: Sessions, original: ModuleType) -> SimpleNamespace:
             return io.BufferedReader(_Stored.of(self.fp, info))
 
         def extract(self, *args: Any, **kwargs: Any) -> str:
-            session = sessions.current()
-            if session is not None and session.mesh.size > 1:
+            if sessions.shared() is not None:
                 # Keras then reads the file within the archive.
                 raise CallProblem("Each rank would write a copy of the file.")
             return super().extract(*args, **kwargs)
@@ -92,7 +91,7 @@ class _Stored(io.RawIOBase):
 
     @classmethod
     def of(cls, archive: Any, info: zipfile.ZipInfo) -> "_Stored":
-        """Returns the file `info` of the open `archive`."""
+        """Finds the content of the file `info`, behind its local header, in an open `archive`."""
         archive.seek(info.header_offset + _LOCAL_HEADER - 4)
         lengths = archive.read(4)
         name, extra = (int.from_bytes(length, "little") for length in (lengths[:2], lengths[2:]))

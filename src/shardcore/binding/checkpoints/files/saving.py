@@ -1,33 +1,27 @@
-"""Patches: files. One rank writes; all ranks all-gather one variable at a time (ADR 11)."""
+"""Patches: files. One rank writes; all ranks all-gather one variable at a time (ADR 11).
+
+A reader, or a crash, finds the old file or the new one, complete: see `write_file`.
+"""
 
 import io
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import h5py
-import torch
 from keras import Model, Variable
 
 from shardcore.binding import keras_private
-from shardcore.binding.checkpoints.files.atomic import write_file
-from shardcore.binding.engine import torch_state
 from shardcore.binding.keras_private.patches import replaces
-from shardcore.binding.keras_private.variables import set_tensor, tensor_of
-from shardcore.binding.ranks.collective_errors import (
-    do_all_ranks_run_this,
-    raise_on_all_ranks,
-    raise_on_calling_ranks,
-)
+from shardcore.binding.ranks import collective_errors
 from shardcore.binding.ranks.rank_consistency import variables_of
 from shardcore.binding.ranks.session import Session, Sessions, stored_layout
 from shardcore.binding.types import FilePath, Original
-
-# Formats of one file, which can be renamed when it is complete.
-_ONE_FILE = ("litert", "onnx", "torch")
+from shardcore.domain.errors import name_file
 
 
 @replaces(
@@ -125,11 +119,8 @@ def close_store(sessions: Sessions, original: Original, store: Any) -> None:
     if path is None:
         return
     content = store.path_or_io.getbuffer()
-
-    def save() -> None:
-        write_file(path, lambda unfinished: Path(unfinished).write_bytes(content))
-
-    raise_on_calling_ranks(save, f"save {canonical_path(path)!r}", sessions)
+    save = partial(write_file, path, lambda unfinished: Path(unfinished).write_bytes(content))
+    collective_errors.raise_on_calling_ranks(save, f"save {canonical_path(path)!r}", sessions)
 
 
 @replaces(
@@ -179,16 +170,12 @@ def _save(
         return
     what = f"save {canonical_path(path)!r}"
     is_sharded = any(map(_is_sharded, variables_of(model)))
-    if session is None or not (is_sharded or do_all_ranks_run_this(sessions)):
-        raise_on_calling_ranks(save, what, sessions)
+    if session is None or not (is_sharded or collective_errors.do_all_ranks_run_this(sessions)):
+        collective_errors.raise_on_calling_ranks(save, what, sessions)
         return
     session.processes.barrier("saving a model")
     is_writer = is_first_writer(canonical_path(path), session)
-
-    def work() -> None:
-        save() if is_writer else attend()
-
-    raise_on_all_ranks(work, what, session, sessions)
+    collective_errors.raise_on_all_ranks(save if is_writer else attend, what, sessions)
 
 
 def _write_with_attributes(path: str, write: Callable[..., None], sessions: Sessions) -> None:
@@ -201,12 +188,12 @@ def _write_with_attributes(path: str, write: Callable[..., None], sessions: Sess
 
 
 def canonical_path(path: str) -> str:
-    """Returns a path that is the same for one file in any folder of work, also by a link."""
+    """Resolves folders of work and links, so that one file has one path on all ranks."""
     return path if keras_private.is_remote(path) else os.path.realpath(path)
 
 
 def is_first_writer(path: str, session: Session) -> bool:
-    """Returns whether this rank is the first that writes to `path`. A collective."""
+    """Tells whether this rank is the first of those that write to `path`. A collective."""
     return session.processes.gather(path).index(path) == session.processes.rank
 
 
@@ -215,63 +202,89 @@ def _is_sharded(variable: Variable) -> bool:
     return layout is not None and not layout.is_replicated
 
 
-@replaces(
-    "keras.src.models.model:Model.export",
-    reason="One rank exports full values; all ranks all-gather the shards.",
-)
-def export(
-    sessions: Sessions,
-    original: Original,
-    model: Model,
-    filepath: FilePath,
-    format: str = "tf_saved_model",
-    verbose: bool | None = None,
-    **options: object,
-) -> None:
-    """Replaces `Model.export`, called on every rank: one of each path writes, from a full model."""
-    write = partial(original, model, format=format, verbose=verbose, **options)
-    session = sharding_session(model, sessions)
-    if session is None:
-        write(filepath)
-        return
-    path = str(filepath)
-
-    def work() -> None:
-        if not is_writer:
-            return
-        if format not in _ONE_FILE or keras_private.is_remote(path):
-            write(path)
-            return
-        write_file(path, lambda unfinished: write(unfinished, verbose=False))
-        if verbose is None or verbose:
-            keras_private.print_message(f"Saved the exported model at '{path}'.")
-
-    session.processes.barrier("exporting a model")
-    is_writer = is_first_writer(canonical_path(path), session)
-    with _unsharded(model, session, is_writer):
-        raise_on_all_ranks(work, f"export {path!r}", session, sessions)
-
-
 def sharding_session(model: Model, sessions: Sessions) -> Session | None:
-    """Returns the session in which `model` is sharded, None if it is replicated."""
+    """Finds the session in which `model` may be sharded, None if this rank has all values."""
     session = sessions.current() or sessions.session_of_model(model)
     return None if session is None or session.mesh.size == 1 else session
 
 
-@contextmanager
-def _unsharded(model: Model, session: Session, is_full: bool) -> Iterator[None]:
-    """Opens a context in which ranks that ask have the full `model`, unsharded. A collective."""
-    sharded: list[tuple[Variable, torch.Tensor]] = []
-    for variable in model.variables:
-        value = session.strategy.full_tensor(tensor_of(variable))
-        if is_full:
-            sharded.append((variable, tensor_of(variable)))
-            plain = torch.nn.Parameter(value, requires_grad=tensor_of(variable).requires_grad)
-            set_tensor(variable, plain)
-    swapped = [(value, tensor_of(variable)) for variable, value in sharded]
+def write_file(path: str, write: Callable[[str], object]) -> None:
+    """Writes a file into a new folder beside `path`, and renames it when it is on disk.
+
+    The folder of a writer that was killed is removed first. Errors name `path`.
+
+    Args:
+        path: The file. A link to a file stays a link.
+        write: Called with the path of the unfinished file, whose name is that of the file.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = f"{folder}/a.txt"
+        ...     write_file(path, lambda unfinished: Path(unfinished).write_text("complete"))
+        ...     Path(path).read_text(), os.listdir(folder)
+        ('complete', ['a.txt'])
+    """
+    target = Path(os.path.realpath(path))
+    folder = target.with_name(f".unfinished-{target.name}")
+    unfinished = folder / target.name  # the ending stays: it selects the format
     try:
-        with torch_state.holding(model, swapped), keras_private.without_distribution():
-            yield
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        write(str(unfinished))
+        _flush(unfinished)
+        os.replace(unfinished, target)
+        _flush(target.parent)
+    except Exception as error:
+        _rename_in(error, path, (str(unfinished), str(folder)))
+        raise
     finally:
-        for variable, value in sharded:
-            set_tensor(variable, value)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def atomically_written(path: str) -> Iterator[TextIO]:
+    """Opens a text file that gets its name when it is closed and complete.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with atomically_written(f"{folder}/a.json") as file:
+        ...         _ = file.write("{}")
+        ...     os.listdir(folder)
+        ['a.json']
+    """
+    parts: list[str] = []
+
+    class _Text:
+        write = staticmethod(parts.append)
+
+    yield _Text()  # type: ignore[misc]
+    write_file(path, lambda unfinished: Path(unfinished).write_text("".join(parts)))
+
+
+def _flush(path: Path) -> None:
+    """Waits until a file, or the names in a folder, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _rename_in(error: Exception, path: str, others: tuple[str, ...]) -> None:
+    """Replaces the `others` in the message of `error` by `path`."""
+
+    def renamed(value: object) -> object:
+        for other in others:
+            value = value.replace(other, path) if isinstance(value, str) else value
+        return value
+
+    error.args = tuple(map(renamed, error.args))
+    if isinstance(error, OSError):
+        name_file(error, path)
+        # None would be shown, as if it were the name.
+        if error.filename is not None:
+            error.filename = renamed(error.filename)
+        if error.filename2 is not None:
+            del error.filename2

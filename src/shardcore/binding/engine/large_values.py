@@ -1,8 +1,11 @@
-"""Patches: initial values of large variables; a rank makes only its shard (ADR 34).
+"""Patches: large values, made in pieces: initial values, and quantized kernels.
 
-It draws all random numbers, in pieces, and keeps its own.
+Of an initial value a rank draws all random numbers, and makes only its shard (ADR 34). To quantize
+a kernel, Keras makes several copies of it in NumPy.
 """
 
+import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -11,7 +14,7 @@ import torch
 from keras import Variable, initializers
 
 from shardcore.binding import keras_private
-from shardcore.binding.engine import variable
+from shardcore.binding.engine.variable import full_tensor, ruled_layout
 from shardcore.binding.keras_private.patches import replaces
 from shardcore.binding.ranks.session import Session, Sessions
 from shardcore.binding.types import Original
@@ -20,6 +23,8 @@ from shardcore.domain.layouts.pieces import overlap, pieces
 
 # Elements of a piece. Smaller variables are made at once.
 PIECE = 1 << 16
+# Elements that Keras quantizes at once.
+_QUANTIZED_PIECE = 1 << 18
 
 # The calls of Keras' initializers whose value is that of one draw, or one number.
 _DRAWS = {
@@ -38,7 +43,7 @@ _NUMBERS = {
 
 
 @attrs.frozen(eq=False)
-class NewShard:
+class _NewShard:
     """The variable in creation: a draw of its shape returns only this rank's shard."""
 
     session: Session
@@ -47,11 +52,9 @@ class NewShard:
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """The shape of this rank's shard."""
         return self.layout.local_shape(self.shape, self.session.world.position)
 
     def join(self, shard: torch.Tensor) -> torch.Tensor:
-        """Returns the sharded tensor of the shards of all ranks."""
         return self.session.from_local(shard, self.layout, self.shape)
 
 
@@ -61,12 +64,12 @@ class NewShard:
 )
 def initialize(sessions: Sessions, original: Original, new: Variable, initializer: object) -> None:
     """Replaces `Variable._initialize_with_initializer`: makes a shard of a large value."""
-    session, shape, call = sessions.current(), tuple(new.shape), type(initializer).__call__
+    session, shape, call = sessions.shared(), tuple(new.shape), type(initializer).__call__
     is_large = torch.Size(shape).numel() > PIECE and not keras_private.is_symbolic()
-    if session is None or session.mesh.size == 1 or not is_large:
+    if session is None or not is_large:
         original(new, initializer)
         return
-    shard = NewShard(session, shape, variable.ruled_layout(new, session))
+    shard = _NewShard(session, shape, ruled_layout(new, session))
     if call in _NUMBERS and not numpy.ndim(getattr(initializer, "value", 0)):
         drawn = keras_private.initial_value(new, initializer, shard.local_shape)
         keras_private.initialize(new, shard.join(drawn))
@@ -80,7 +83,7 @@ def initialize(sessions: Sessions, original: Original, new: Variable, initialize
 
 
 def _can_be_drawn(layout: Layout) -> bool:
-    """Returns whether pieces have the numbers of one draw; CUDA's generator gives others."""
+    """Tells whether pieces have the numbers of one draw; CUDA's generator gives others."""
     is_one_part = all(count == 1 for count in layout.segments)
     return is_one_part and torch.device(keras_private.torch_device()).type == "cpu"
 
@@ -98,7 +101,7 @@ def draw(
 
     All pieces are drawn from one generator, so that they have the numbers of one draw.
     """
-    new: NewShard | None = sessions.shard_being_drawn
+    new: _NewShard | None = sessions.shard_being_drawn
     if new is None or tuple(shape) != new.shape:
         value: torch.Tensor = original(shape, *args, **kwargs)
         return value
@@ -116,3 +119,57 @@ def draw(
         source, target = overlap(piece, held)
         shard[target] = drawn[source]
     return new.join(shard)
+
+
+@replaces(
+    "keras.src.quantizers.quantizers:abs_max_quantize",
+    reason="Makes several full copies of a sharded kernel.",
+    everywhere=True,
+)
+@replaces(
+    "keras.src.quantizers.quantizers:abs_max_quantize_grouped_with_zero_point",
+    reason="Makes several full copies of a sharded kernel.",
+    since=(3, 14),
+    everywhere=True,
+)
+def in_pieces(
+    sessions: Sessions, original: Original, inputs: Any, *args: object, **kwargs: object
+) -> Any:
+    """Replaces `abs_max_quantize` and its grouped form: quantizes a sharded kernel in pieces.
+
+    Pieces are slices along a dim whose indices each have their own scales, so the codes and scales
+    are those of the full kernel. Inputs of a layer are left out, because NumPy does not copy them.
+    """
+    value = getattr(inputs, "value", inputs)  # of a Keras variable
+    call = inspect.signature(original).bind(value, *args, **kwargs)
+    call.apply_defaults()
+    is_sharded = sessions.strategy_of_tensor(value) is not None
+    is_large = call.arguments["to_numpy"] and is_sharded and value.numel() > _QUANTIZED_PIECE
+    # The grouped form has groups of rows.
+    dim = _scaled_dim(value.shape, call.arguments.get("axis", 0)) if is_large else None
+    if dim is None:
+        return original(inputs, *args, **kwargs)
+    full: torch.Tensor = full_tensor(value, sessions)
+    indices = max(1, _QUANTIZED_PIECE * full.shape[dim] // full.numel())
+    codes, scales = torch.empty(()), []
+    for start in range(0, full.shape[dim], indices):
+        call.arguments["inputs"] = full.narrow(dim, start, min(indices, full.shape[dim] - start))
+        piece_codes, *of_piece = original(*call.args, **call.kwargs)
+        if start == 0:
+            codes = piece_codes.new_empty(full.shape)
+        codes.narrow(dim, start, piece_codes.shape[dim]).copy_(piece_codes)
+        scales.append(of_piece)
+    return codes, *(torch.cat(parts, dim) for parts in zip(*scales, strict=True))
+
+
+def _scaled_dim(shape: Sequence[int], axis: int | Sequence[int] | None) -> int | None:
+    """Chooses the longest dim that is not reduced for the scales, None without one.
+
+    Example:
+        >>> _scaled_dim((4, 8, 6), axis=(0, -1)), _scaled_dim((4, 8), axis=(0, 1))
+        (1, None)
+    """
+    axes = range(len(shape)) if axis is None else [axis] if isinstance(axis, int) else axis
+    reduced = {dim % len(shape) for dim in axes}
+    scaled = [dim for dim in range(len(shape)) if dim not in reduced]
+    return max(scaled, key=shape.__getitem__, default=None)

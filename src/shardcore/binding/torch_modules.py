@@ -1,19 +1,26 @@
-"""`parallelize_torch_module`: lays a torch module out by the rules of a layout map."""
+"""Torch modules: laid out by the rules of a layout map, alone or in a `TorchModuleWrapper`."""
 
+import weakref
 from collections import defaultdict
 from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import attrs
 import torch
+from keras import Model, Variable, name_scope
 from keras.distribution import LayoutMap
+from keras.layers import TorchModuleWrapper
 
 from shardcore.binding import keras_private
 from shardcore.binding.engine import torch_state
+from shardcore.binding.engine.variable import full_tensor
+from shardcore.binding.keras_private.patches import replaces
+from shardcore.binding.keras_private.variables import set_tensor, tensor_of
 from shardcore.binding.layouts import rules_of
 from shardcore.binding.ranks.session import Session, Sessions
 from shardcore.binding.training.calls import lay_out
+from shardcore.binding.types import Original
 from shardcore.domain.errors import ArgumentProblem, LayoutError, MeshError, RuleError
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.mesh import Mesh
@@ -31,21 +38,20 @@ def parallelize(module: Any, mesh: MeshLike, rules: RulesLike, sessions: Session
     if session.mesh.size == 1:
         return module
     torch_state.agree(module, session)
-    tensors = [*module.named_parameters(), *module.named_buffers()]
     stored = {
         id(tensor): torch_state.store_tensor(tensor, name, layouts.get(id(tensor)), session)
-        for name, tensor in tensors
+        for name, tensor in (*module.named_parameters(), *module.named_buffers())
     }
     torch_state.replace_tensors(module, stored)
     for submodule in module.modules():
-        ModuleEdge(session, sessions.edges, outputs.get(submodule)).attach(submodule)
+        _ModuleEdge(session, sessions.edges, outputs.get(submodule)).attach(submodule)
     return module
 
 
 def _layouts(
     module: torch.nn.Module, rules: PathRules[Any], session: Session
 ) -> tuple[dict[int, Layout], dict[torch.nn.Module, Layout]]:
-    """Returns the layouts that rules give: of parameters, by `id`, and of outputs, by module."""
+    """Looks up the layouts of parameters, by `id`, and of outputs, by module."""
     names: dict[int, list[str]] = defaultdict(list)  # a tied parameter has several
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names[id(parameter)].append(name)
@@ -68,7 +74,7 @@ def _layouts(
 
 
 def _rule_of(names: list[str], rules: PathRules[object]) -> str | None:
-    """Returns the rule of a parameter; a tied one may match by any of its names."""
+    """Finds the rule of a parameter; a tied one may match by any of its names."""
     matches = [match for name in names if (match := rules.match(name))]
     keys = list(dict.fromkeys(match.key for match in matches))
     if len(keys) > 1:
@@ -107,22 +113,20 @@ def _refuse_unused(rules: PathRules[object], paths: list[str], module: torch.nn.
 
 
 @attrs.define(eq=False)
-class ModuleEdge:
+class _ModuleEdge:
     """The layouts at the input and output of a torch module, by hooks, as for Keras layers."""
 
     session: Session
-    edges: MutableMapping[torch.nn.Module, "ModuleEdge"]  # of all modules
+    edges: MutableMapping[torch.nn.Module, "_ModuleEdge"]  # of all modules
     output: Layout | None  # the layout that a rule gives it
     _handles: list[Any] = attrs.field(factory=list, init=False)
 
     def attach(self, module: torch.nn.Module) -> None:
-        """Registers the hooks of `module`."""
         self.edges[module] = self
         enter = module.register_forward_pre_hook(self._enter, with_kwargs=True)
         self._handles = [enter, module.register_forward_hook(self._leave)]
 
     def detach(self) -> None:
-        """Removes the hooks."""
         while self._handles:
             self._handles.pop().remove()
 
@@ -141,7 +145,7 @@ class ModuleEdge:
         )
 
     def _promote(self, tensor: torch.Tensor) -> Any:
-        """Returns a plain tensor as a replicated one, and reduces the gradient of any tensor."""
+        """Replicates a plain tensor, and reduces the gradient of any."""
         if not self.session.strategy.owns(tensor):
             replicated = Layout.replicated(self.session.mesh, tensor.ndim)
             return self.session.strategy.redistribute(tensor, replicated)
@@ -149,10 +153,10 @@ class ModuleEdge:
 
 
 @contextmanager
-def without_edges(
-    module: torch.nn.Module, noted: MutableMapping[torch.nn.Module, ModuleEdge]
+def _without_edges(
+    module: torch.nn.Module, noted: MutableMapping[torch.nn.Module, _ModuleEdge]
 ) -> Iterator[None]:
-    """Returns `module` without its edges, for a file."""
+    """Detaches the edges of `module` in a context: they cannot be pickled."""
     edges = {submodule: noted[submodule] for submodule in module.modules() if submodule in noted}
     for edge in edges.values():
         edge.detach()
@@ -181,7 +185,6 @@ def _check_module(module: object, session: Session) -> None:
 
 
 def _check_mesh(mesh: Any, session: Session) -> None:
-    """Refuses a mesh that differs from the mesh of the distribution."""
     if isinstance(mesh, Mesh):
         same = mesh == session.mesh
     elif hasattr(mesh, "backend_mesh"):  # a Keras DeviceMesh
@@ -195,3 +198,100 @@ def _check_mesh(mesh: Any, session: Session) -> None:
             f"parallelize_torch_module was given mesh {mesh}, but the distribution that is set is "
             f"over {session.mesh} of processes {session.world.processes}: give that mesh."
         )
+
+
+@replaces(
+    "keras.src.utils.torch_utils:TorchModuleWrapper._track_module_parameters",
+    reason="The module and Keras hold the same parameters: both get the sharded ones.",
+)
+def track(sessions: Sessions, original: Original, wrapper: TorchModuleWrapper) -> None:
+    """Replaces `_track_module_parameters`: parameters become variables; buffers are replicated."""
+    session = sessions.current()
+    if session is None:
+        original(wrapper)
+    else:
+        torch_state.agree(wrapper.module, session)
+        stored: dict[int, torch.Tensor] = {}
+        for name, parameter in wrapper.module.named_parameters():
+            variable = _variable([wrapper.name, *name.split(".")], parameter, session)
+            keras_private.track(wrapper, variable)
+            stored[id(parameter)] = tensor_of(variable)
+        stored |= torch_state.buffers(wrapper, session)
+        torch_state.replace_tensors(wrapper.module, stored)
+        wrapper.built = True
+    for variable in wrapper.variables:
+        variable._shardcore_module = weakref.ref(wrapper.module)
+
+
+@replaces(
+    "keras.src.utils.torch_utils:TorchModuleWrapper.get_config",
+    reason="Pickles the module, which holds shards.",
+)
+def config(sessions: Sessions, original: Original, wrapper: TorchModuleWrapper) -> Any:
+    """Replaces `get_config`, which pickles the module: it must hold full plain tensors then."""
+    module = wrapper.module
+    with (
+        _without_edges(module, sessions.edges),
+        torch_state.holding(module, _full_tensors(module, sessions)),
+    ):
+        return original(wrapper)
+
+
+def follow(variable: Variable, parameter: torch.Tensor) -> None:
+    """Stores the value of `variable` in the torch module that holds `parameter`, if any."""
+    module = getattr(variable, "_shardcore_module", lambda: None)()
+    if module is not None:
+        torch_state.replace_tensors(module, {id(parameter): tensor_of(variable)})
+
+
+def buffers(model: Model) -> list[torch.Tensor]:
+    """Lists the buffers of the torch modules in a Keras model, which are no Keras variables."""
+    layers = keras_private.layers_of(model)
+    wrappers = [layer for layer in layers if isinstance(layer, TorchModuleWrapper)]
+    return [buffer for wrapper in wrappers for buffer in wrapper.module.buffers()]
+
+
+def _variable(names: list[str], parameter: torch.Tensor, session: Session) -> Any:
+    """Creates a variable at the path of Keras: the names joined by slashes."""
+    layout = session.strategy.layout(parameter)
+    with ExitStack() as stack:
+        for scope in names[:-1]:
+            stack.enter_context(name_scope(scope))
+        variable = Variable(
+            parameter.detach(),
+            trainable=parameter.requires_grad,
+            name=names[-1],
+            layout=None if layout is None else session.keras_layout(layout),
+        )
+    if layout is not None:  # laid out by `parallelize_torch_module`, or of a Keras layer
+        _refuse_another_layout(variable, layout, session)
+        set_tensor(variable, parameter)
+    return variable
+
+
+def _refuse_another_layout(variable: Variable, layout: Layout, session: Session) -> None:
+    rule = session.rule(variable.path)
+    if rule is None:
+        return
+    ruled = session.distribution.get_tensor_layout(variable.path).backend_layout
+    if ruled != layout:
+        raise LayoutError(
+            f"Rule {rule.key!r} of the layout map gives {variable.path!r} the layout {ruled}, but "
+            f"the parameter is already laid out as {layout}: keep one of the two rules.",
+            name=rule.key,
+        )
+
+
+def _full_tensors(
+    module: torch.nn.Module, sessions: Sessions
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """All-gathers the sharded tensors of `module`: pairs of a tensor and its full one."""
+    pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for tensor in [*module.parameters(), *module.buffers()]:
+        if sessions.strategy_of_tensor(tensor) is None:
+            continue
+        value = full_tensor(tensor, sessions)
+        if isinstance(tensor, torch.nn.Parameter):
+            value = torch.nn.Parameter(value, requires_grad=tensor.requires_grad)
+        pairs.append((tensor, value))
+    return pairs
