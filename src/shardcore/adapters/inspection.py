@@ -115,7 +115,7 @@ class StepTracer:
         )
 
     def _layer(self) -> str:
-        """Returns the path of the layer that is called, or whose backward node runs."""
+        """Finds the path of the layer that is called, or whose backward node runs."""
         node = torch_private.current_node()
         if layer_scope.now() or node is None:
             return layer_scope.now()
@@ -163,7 +163,6 @@ def _tensors(structure: object) -> list[torch.Tensor]:
 
 
 def _part(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns this rank's part of a sharded tensor."""
     with torch.no_grad():
         part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return part

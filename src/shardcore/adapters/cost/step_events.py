@@ -93,7 +93,7 @@ class StepEvents(StepMemory):
         self._pending = facts
 
     def events(self, mesh: Mesh, stored: Mapping[int, Stored]) -> TracedStep:
-        """Returns the step; `stored` has the tensors of variables by their allocations."""
+        """Converts all times to ticks; `stored` has variables by the numbers of allocations."""
         operators = (
             Operators(attrs.evolve(work, times=times), block, shares)
             for (work, block, shares), times in self._operators.items()
@@ -195,12 +195,12 @@ class StepEvents(StepMemory):
         return "" if number is None else self._blocks.get(number, "")
 
     def _is_common(self, tensor: torch.Tensor) -> bool:
-        """Returns whether a tensor with more than one number belongs to no block."""
+        """Leaves out single numbers, such as a learning rate, which any block may read."""
         number = self._held.get(torch_private.memory_of(tensor))
         return number is not None and self._blocks.get(number) == "" and tensor.numel() > 1
 
     def _share(self, tensors: Sequence[torch.Tensor]) -> Shares:
-        """Returns the bytes of tensors by block; a tensor may belong to several blocks."""
+        """Sums bytes by block; a tensor may belong to several blocks."""
         shares: Counter[str] = Counter()
         for tensor in tensors:
             if block := self._block(tensor):

@@ -16,7 +16,7 @@ _QUESTIONS = "prim"
 
 
 def is_work(operator: torch_private.Operator) -> bool:
-    """Returns whether an operator computes or copies, rather than views, allocates or moves."""
+    """Leaves out views, allocations, collectives and questions such as `prim::device`."""
     name = str(operator)
     return not (
         torch_private.is_of_collectives(operator)
@@ -29,7 +29,7 @@ def is_work(operator: torch_private.Operator) -> bool:
 def work_of(
     operator: torch_private.Operator, operands: object, result: object, updates: bool
 ) -> Work:
-    """Returns the work of an operator with operands `(args, kwargs)`.
+    """Counts the operations and bytes of an operator with operands `(args, kwargs)`.
 
     `updates` says whether it belongs to the update of the optimizer.
     """
@@ -41,7 +41,7 @@ def work_of(
 def touched_tensors(
     operator: torch_private.Operator, operands: Any, result: object
 ) -> list[torch.Tensor]:
-    """Returns the tensors that an operator reads and writes; written operands come twice."""
+    """Lists the tensors that an operator reads and writes; written operands come twice."""
     args, kwargs = operands
     read = _unique_tensors((args, kwargs))
     written = _unique_tensors(torch_private.written_operands(operator, args, kwargs))
@@ -53,7 +53,6 @@ def touched_tensors(
 
 
 def _unique_tensors(nest: object) -> list[torch.Tensor]:
-    """Returns the tensors in a structure, those with the same elements once."""
     return list({_elements(tensor): tensor for tensor in tensors_in(nest)}.values())
 
 
@@ -63,25 +62,25 @@ def _elements(tensor: torch.Tensor) -> Hashable:
 
 
 def size_of(tensor: torch.Tensor) -> int:
-    """Returns the bytes of a tensor in memory; expanded dims count once."""
+    """Counts the bytes of a tensor in memory; expanded dims count once."""
     return int(min(tensor.nbytes, tensor.untyped_storage().nbytes()))
 
 
 def dtype_of(nest: object) -> str:
-    """Returns the dtype in which an operator computes: that of its first floating tensor."""
+    """Chooses the dtype in which an operator computes: that of its first floating tensor."""
     tensors = tensors_in(nest)
     floating = (tensor for tensor in tensors if tensor.dtype.is_floating_point)
     return str(next(floating, tensors[0]).dtype).removeprefix("torch.")
 
 
 def tensors_in(nest: object) -> list[torch.Tensor]:
-    """Returns the tensors of a nested structure that have elements."""
+    """Leaves out tensors without elements."""
     leaves = torch_private.tree_leaves(nest)
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.numel()]
 
 
 def _flops(operator: torch_private.Operator, operands: Any, result: Any) -> int:
-    """Returns the operations of a product, a convolution or an attention, as torch counts them.
+    """Counts operations of products, convolutions and attention as torch does; 0 for all else.
 
     torch counts attention on CUDA only; the operator for CPUs has the same first operands.
     """

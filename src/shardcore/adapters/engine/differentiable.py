@@ -82,7 +82,7 @@ _to_local: Callable[..., Any] = _ToLocal.apply
 
 
 def gradient_in(gradient: ShardedTensor, layout: Layout) -> ShardedTensor:
-    """Returns `gradient` in `layout`, differentiable if it is part of a graph (`create_graph`)."""
+    """Redistributes `gradient`; differentiable if it is part of a graph (`create_graph`)."""
     if not _is_in_graph(gradient):
         return in_layout(gradient, layout)
     differentiable: ShardedTensor = redistribute(gradient, layout, gradient.engine)
@@ -94,7 +94,7 @@ def _is_in_graph(tensor: torch.Tensor) -> bool:
 
 
 def to_local(tensor: ShardedTensor, gradient_layout: Layout | None = None) -> torch.Tensor:
-    """Returns the local shard of `tensor`, sharing its memory.
+    """Takes the local shard of `tensor`, sharing its memory.
 
     The gradient has `gradient_layout`, by default that of `tensor`, reduced.
     """
@@ -106,7 +106,7 @@ def to_local(tensor: ShardedTensor, gradient_layout: Layout | None = None) -> to
 
 
 def full_tensor(tensor: ShardedTensor, gradient_layout: Layout | None = None) -> torch.Tensor:
-    """Returns the full tensor as a plain one. All ranks call it together.
+    """All-gathers `tensor` as a plain one. All ranks call it together.
 
     The gradient has `gradient_layout`; by default all ranks have the full, equal gradient.
     """

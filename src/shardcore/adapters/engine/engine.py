@@ -26,11 +26,11 @@ class TensorClasses(Protocol):
     """The tensor classes of a strategy."""
 
     def kind(self, form: Form) -> type[torch.Tensor]:
-        """Returns the class of sharded tensors of `form`."""
+        """Chooses the class of sharded tensors of `form`."""
         ...
 
     def adopt(self, engine: "Engine", tensor: torch.Tensor) -> ShardedTensor | None:
-        """Returns a tensor of another library as a sharded one; None for a plain tensor."""
+        """Converts a tensor of another library to a sharded one; None for a plain tensor."""
         ...
 
 
@@ -72,7 +72,7 @@ class Engine:
         strides: tuple[int, ...] | None = None,
         weight: bool = False,
     ) -> Form:
-        """Returns the unique form with these fields."""
+        """Looks up the one form with these fields: forms are compared by identity."""
         fields = (shape, strides, layout, dtype, device, weight)
         form = self._forms.get(fields)
         if form is None:
@@ -82,12 +82,12 @@ class Engine:
         return form
 
     def evolved(self, form: Form, **changes: object) -> Form:
-        """Returns `form` with another layout or weight flag."""
+        """Looks up the form that differs from `form` in `changes`."""
         fields = attrs.asdict(form, recurse=False) | changes
         return self.form(**fields)
 
     def wrap(self, part: torch.Tensor, form: Form, memory: Memory | None = None) -> ShardedTensor:
-        """Returns the sharded tensor of `form` with the local shard `part`."""
+        """Makes the sharded tensor of `form` with the local shard `part`."""
         tensor: ShardedTensor = torch_private.wrapper(
             self.classes.kind(form), form.shape, form.strides, form.dtype, form.device
         )
@@ -98,23 +98,23 @@ class Engine:
     def sharded(
         self, part: torch.Tensor, layout: Layout, shape: tuple[int, ...], weight: bool = False
     ) -> ShardedTensor:
-        """Returns a contiguous sharded tensor."""
+        """Makes a contiguous sharded tensor of `part`, copied only if it has gaps."""
         form = self.form(shape, layout, part.dtype, part.device, weight=weight)
         return self.wrap(part.contiguous(), form)
 
     def replicated(self, value: torch.Tensor) -> ShardedTensor:
-        """Returns the plain `value`, equal on all ranks, as a replicated sharded tensor."""
+        """Wraps the plain `value`, equal on all ranks, with its strides."""
         layout = Layout.replicated(self.world.mesh, value.ndim)
         shape, strides = tuple(value.shape), tuple(value.stride())
         return self.wrap(value, self.form(shape, layout, value.dtype, value.device, strides))
 
     def as_sharded(self, tensor: torch.Tensor) -> ShardedTensor:
-        """Returns `tensor` as a tensor of this engine; a plain one counts as replicated."""
+        """Converts `tensor` to one of this engine; a plain one counts as replicated."""
         adopted = self.adopt(tensor)
         return self.replicated(tensor.detach()) if adopted is None else adopted
 
     def adopt(self, tensor: torch.Tensor) -> ShardedTensor | None:
-        """Returns a tensor as a sharded one, also one of another library; None for a plain one.
+        """Converts `tensor`, also one of another library, to a sharded one; None if it is plain.
 
         Raises:
             ShardedTensorError: If it is sharded over another mesh.
@@ -150,7 +150,7 @@ class Engine:
 
 
 def process_groups(world: World) -> "dict[str, dist.ProcessGroup]":
-    """Returns the process group of this process for each mesh axis.
+    """Creates the process group of this process for each mesh axis.
 
     An axis over all processes has the group of the job. Only its own processes create any other
     group, so that the work of a rank at the start does not grow with the number of groups. If the

@@ -35,10 +35,10 @@ def warn_fallback(operator: object, args: object) -> None:
 
 
 def count(args: object) -> int:
-    """Returns the number of calls counted so far by the engine of sharded operands."""
+    """Counts the calls so far in the engine of sharded operands; 0 if none is sharded."""
     return next((tensor.engine.fallbacks.total() for tensor in sharded(args)), 0)
 
 
 def sharded(args: object) -> list[Any]:
-    """Returns the sharded tensors in any nest of operands."""
+    """Lists the sharded tensors in any nest of operands."""
     return [leaf for leaf in torch_private.tree_leaves(args) if hasattr(leaf, "mesh_layout")]

@@ -131,11 +131,11 @@ class _RecordedSum:
         return cls(gradient, gradient.memory.writes, result)
 
     def is_of(self, gradient: object) -> bool:
-        """Returns whether `gradient` is the recorded one, and as it was."""
+        """Compares writes too: a hook may have changed the recorded gradient in place."""
         return gradient is self.gradient and gradient.memory.writes == self.writes
 
     def result_of(self, reduced: Any) -> Any:
-        """Returns the gradient, which a bucket has reduced, in the memory of the result."""
+        """Copies the gradient, which a bucket has reduced, into the memory of the result."""
         self.result.copy_(reduced.part)
         return reduced.engine.sharded(self.result, reduced.form.layout, reduced.form.shape)
 

@@ -34,7 +34,7 @@ def open_engine(
     gathered: str,
     links: Mapping[str, Link],
 ) -> "EngineTensors":
-    """Returns the engine over `world`. All processes open it together, with equal options.
+    """Opens the engine over `world`. All processes open it together, with equal options.
 
     `weights`, `gathered` and `links` are the options of the strategies: see `builtin_plugins`.
     """
@@ -54,7 +54,7 @@ def open_engine(
 
 
 def _hosts(options: str) -> tuple[str, ...]:
-    """Returns the host of each process, and compares the options of all ranks. A collective."""
+    """Lists the host of each process, and compares the options of all ranks. A collective."""
     own = (options, socket.gethostname())
     if process_group.is_simulated():
         return (own[1],) * process_group.world_size()
@@ -82,44 +82,44 @@ class EngineTensors:
         return self.engine.world
 
     def owns(self, tensor: torch.Tensor) -> bool:
-        """Returns whether `tensor` is sharded over this mesh."""
+        """Leaves out plain tensors, and those over another mesh."""
         return self._own(tensor) is not None
 
     def _own(self, tensor: torch.Tensor) -> Any:
-        """Returns `tensor` as one of the engine; None if it is plain or of another mesh."""
+        """Adopts `tensor`; None if it is plain or of another mesh."""
         if isinstance(tensor, ShardedTensor):
             return tensor if tensor.engine is self.engine else None
         return self.engine.adopt(tensor)
 
     def layout(self, tensor: torch.Tensor) -> Layout | None:
-        """Returns the layout of `tensor`, None if it is plain."""
+        """Reads the layout of `tensor`, None if it is plain."""
         own = self._own(tensor)
         return None if own is None else own.form.layout
 
     def shard(self, value: torch.Tensor, layout: Layout) -> Any:
-        """Returns this rank's shard of `value`, copied so that the full tensor can be freed."""
+        """Copies this rank's shard of `value`, so that the full tensor can be freed."""
         return differentiable.redistribute(value, layout, self.engine)
 
     def mark_weight(self, tensor: Any) -> Any:
-        """Returns `tensor`, marked as a weight."""
+        """Marks `tensor` itself, and returns it."""
         tensor.form = self.engine.evolved(tensor.form, weight=True)
         return tensor
 
     def from_local(self, part: torch.Tensor, layout: Layout, shape: tuple[int, ...]) -> Any:
-        """Returns the tensor of global `shape` with the local shard `part`."""
+        """Makes the tensor of global `shape` with the local shard `part`; differentiable."""
         expected = layout.local_shape(shape, self.engine.world.position)
         assert tuple(part.shape) == expected, f"{tuple(part.shape)} is not {expected} of {layout}"
         return differentiable.from_local(part, layout, shape, self.engine)
 
     def redistribute(self, tensor: torch.Tensor, layout: Layout) -> Any:
-        """Returns `tensor` in `layout`; differentiable."""
+        """Redistributes `tensor`, differentiably; the same one if it is in `layout`."""
         own = self._own(tensor)
         if own is tensor and tensor.form.layout == layout.normalized(tensor.form.shape):
             return tensor
         return differentiable.redistribute(tensor, layout, self.engine)
 
     def reduce_partial(self, tensor: torch.Tensor) -> Any:
-        """Returns `tensor` reduced, in the forward and in the backward pass."""
+        """Reduces `tensor` in the forward and in the backward pass."""
         own = self._own(tensor)
         if own is None:
             return tensor
@@ -130,7 +130,7 @@ class EngineTensors:
         return done
 
     def full_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns the full tensor as a plain one, detached."""
+        """All-gathers a plain, detached tensor; a large weight piece by piece."""
         own = self._own(tensor)
         if own is None:
             return tensor.detach()
@@ -141,7 +141,7 @@ class EngineTensors:
         return redistributed.clone_if_cached(own, full(own))
 
     def to_local(self, tensor: Any) -> torch.Tensor:
-        """Returns the local shard, which shares the memory of `tensor`; differentiable."""
+        """Takes the local shard, which shares the memory of `tensor`; differentiable."""
         return tensor if self._own(tensor) is None else tensor.to_local()  # type: ignore[no-any-return]
 
     def copy_into(self, stored: Any, value: torch.Tensor) -> None:
@@ -173,7 +173,7 @@ class EngineTensors:
 
 
 def _at_output(output: Layout, gradient: torch.Tensor) -> Any:
-    """Returns the gradient of an output, reduced and sharded as the output."""
+    """Reduces the gradient of an output, and shards it as the output."""
     if not isinstance(gradient, ShardedTensor):
         return gradient
     return differentiable.gradient_in(gradient, layout_at_output(gradient.form.layout, output))

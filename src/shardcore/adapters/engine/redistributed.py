@@ -55,14 +55,14 @@ def note_copy(tensor: ShardedTensor, copy: ShardedTensor, serves: bool = False) 
 
 
 def find_copy(tensor: ShardedTensor) -> Redistributed | None:
-    """Returns the copy of `tensor` in another layout, None if there is none."""
+    """Looks up a copy of `tensor` in another layout; None if there is none, or it is stale."""
     known: dict[Hashable, Redistributed] | None = tensor.memory.redistributed
     copy = known.get(_view_key(tensor)) if known else None
     return copy if copy and copy.stamp == _stamp(tensor, copy.tensor) else None
 
 
 def clone_if_cached(tensor: ShardedTensor, value: torch.Tensor) -> torch.Tensor:
-    """Returns the full `value` of `tensor`, cloned if it is the cached copy, for the user.
+    """Clones the full `value` of `tensor` for the user, if it is the cached copy.
 
     NumPy may write into it, which torch does not count; a cached copy would then be wrong.
     """
@@ -70,7 +70,7 @@ def clone_if_cached(tensor: ShardedTensor, value: torch.Tensor) -> torch.Tensor:
 
 
 def _view_key(tensor: ShardedTensor) -> Hashable:
-    """Returns a key of the elements of `tensor`: equal views have equal keys."""
+    """Identifies the elements of `tensor`: equal views have equal keys."""
     part = tensor.part
     return tensor.form, torch_private.memory_of(part), part.storage_offset(), part.stride()
 
@@ -97,7 +97,7 @@ class UnshardedWeights:
         self._latest = {size: LatestWeights(size) for size in self.sizes}
 
     def get(self, memory: Memory, part: torch.Tensor, move: Any, engine: Any) -> torch.Tensor:
-        """Returns the local shard of a weight after `move`; `part` is its stored shard."""
+        """Looks up the local shard of a weight after `move`; `part` is its stored shard."""
         stored = move.to_step_order(part)
         at = torch_private.memory_of(part), part.storage_offset()
         identity = (at, tuple(stored.shape), stored.stride(), part.dtype)

@@ -49,7 +49,7 @@ class Redistribution:
 
     @classmethod
     def to(cls, form: Form, target: Layout, engine: Engine) -> "Redistribution | None":
-        """Returns the redistribution to `target`, None if the tensor is in it already."""
+        """Plans the redistribution to `target`, None if the tensor is in it already."""
         target = target.normalized(form.shape)
         if target == form.layout:
             return None
@@ -65,7 +65,7 @@ class Redistribution:
     def _of_repeated(
         cls, form: Form, target: Layout, repeats: tuple[int, ...], engine: Engine
     ) -> "Redistribution":
-        """Returns the redistribution of one of equal parts, which each rank repeats."""
+        """Plans the redistribution of one of equal parts, which each rank repeats."""
         shape = tuple(1 if dim in repeats else size for dim, size in enumerate(form.shape))
         once = engine.form(shape, form.layout, form.dtype, form.device)
         axes = [axis for dim in repeats for axis in target.dim_axes(dim)]
@@ -76,7 +76,7 @@ class Redistribution:
 
     @classmethod
     def of_weight(cls, form: Form, target: Layout, engine: Engine) -> "Redistribution | None":
-        """Returns the redistribution of a weight, with dims in the order of the variable's memory.
+        """Plans with the dims in the order of the variable's memory.
 
         A kernel and its transpose, which a backward pass reads, are all-gathered once.
         """
@@ -90,7 +90,7 @@ class Redistribution:
         return None if redistribution is None else attrs.evolve(redistribution, order=order)
 
     def run(self, part: torch.Tensor, engine: Engine) -> torch.Tensor:
-        """Returns the local shard in the new layout. All ranks call it together."""
+        """Redistributes this rank's shard. All ranks call it together."""
         if any(step.kind != "slice" for _, steps in self.stages for step in steps):
             check_thread()
         with redistribution_scope(Move(part, self.form.shape, self.form.layout, self.target)):
@@ -108,25 +108,25 @@ class Redistribution:
         return part if self.fill is None else torch.full_like(part, self.fill)
 
     def to_step_order(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns `tensor` with its dims in the order of the steps."""
+        """Permutes dims from the order of `form` to that of the steps."""
         return tensor if self.order is None else tensor.permute(self.order)
 
     def to_form_order(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns `tensor`, whose dims are in the order of the steps, with the dims of `form`."""
+        """Permutes dims from the order of the steps to that of `form`."""
         if self.order is None:
             return tensor
         return tensor.permute(inverse(self.order))
 
 
 def _stages(form: Form, target: Layout, engine: Engine) -> tuple[_Stage, ...]:
-    """Returns the stages to `target`, each with the shape of the local shard before."""
+    """Plans the stages to `target`, each with the shape of the local shard before."""
     planned = stages(form.layout, target, form.shape, form.dtype.itemsize, engine.costs)
     rank = engine.world.position
     return tuple((stage.layout.local_shape(stage.shape, rank), stage.steps) for stage in planned)
 
 
 def in_layout(tensor: ShardedTensor, layout: Layout, copies: bool = False) -> ShardedTensor:
-    """Returns the sharded `tensor` in another layout.
+    """Redistributes `tensor`, or takes its cached copy.
 
     With `copies`, the result has separate memory, to be written into.
     """
@@ -150,19 +150,19 @@ def in_layout(tensor: ShardedTensor, layout: Layout, copies: bool = False) -> Sh
 
 
 def full(tensor: ShardedTensor) -> torch.Tensor:
-    """Returns the full tensor as a plain one; it may share the memory of `tensor`."""
+    """Replicates `tensor` as a plain one, which may share its memory."""
     return in_layout(tensor, Layout.replicated(tensor.engine.world.mesh, tensor.ndim)).part
 
 
 def reduced(tensor: torch.Tensor) -> Any:
-    """Returns `tensor` reduced; a plain one as it is."""
+    """Reduces a partial tensor; any other, also a plain one, stays as it is."""
     if not isinstance(tensor, ShardedTensor):
         return tensor
     return in_layout(tensor, tensor.form.layout.reduced)
 
 
 def local_shard(value: torch.Tensor, layout: Layout, engine: Engine) -> torch.Tensor:
-    """Returns this rank's shard of the plain `value`, sharing its memory if possible."""
+    """Takes this rank's shard of the plain `value`, sharing its memory if possible."""
     shape, rank = tuple(value.shape), engine.world.position
     sizes, plain = without_segments(layout, shape)
     if sizes == shape:
@@ -176,7 +176,7 @@ GATHERED_BYTES = 1 * 1024 * 1024
 
 
 def gather_in_pieces(tensor: ShardedTensor, at_once: int = GATHERED_BYTES) -> torch.Tensor:
-    """Returns the full tensor of `tensor`, which is not partial, as a plain one.
+    """All-gathers `tensor`, which is not partial, as a plain one.
 
     A collective on whole shards would hold a second full tensor: its result has the shards one
     after another, and gloo copies them. Here little is held beside the full tensor.
@@ -206,7 +206,7 @@ def gather_in_pieces(tensor: ShardedTensor, at_once: int = GATHERED_BYTES) -> to
 
 
 def _in_gathered_order(axes: Sequence[str], world: World, rank: int) -> list[int]:
-    """Returns the ranks whose pieces `rank` has after all-gathers along `axes`, in their order."""
+    """Lists the ranks whose pieces `rank` has after all-gathers along `axes`, in their order."""
     if not axes:
         return [rank]
     peers = world.peers(axes[-1], rank)

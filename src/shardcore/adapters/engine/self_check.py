@@ -49,7 +49,7 @@ def wrong_operators() -> Iterator[str]:
 
 
 def _run(operator: Callable[..., torch.Tensor], operands: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Returns the result, and the gradients by its autograd node.
+    """Computes the result, and the gradients by its autograd node.
 
     A backward pass would start the threads of autograd, after which a fork of this process could
     run none.

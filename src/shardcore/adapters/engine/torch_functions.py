@@ -61,7 +61,7 @@ def _replace_data(undo: ExitStack) -> None:
 
 
 def _to_dlpack(original: Callable[..., Any], tensor: Any, *args: object, **options: object) -> Any:
-    """Gives other libraries the full tensor, as `__dlpack__` does."""
+    """Exports the full tensor to other libraries, as `__dlpack__` does."""
     if isinstance(tensor, ShardedTensor):
         tensor.meet_to_read()
         tensor = tensor.full_tensor().detach()
@@ -113,7 +113,7 @@ def _replace(calls: dict[Callable[..., Any], Callable[..., Any]], undo: ExitStac
 
 
 def _with_original(original: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that runs `call` with the original as its first argument."""
+    """Wraps `call`, which gets the original as its first argument."""
 
     @functools.wraps(original)
     def replacement(*args: object, **options: object) -> Any:

@@ -56,7 +56,7 @@ def write(operator: Operator, target: Any, *others: object, **kwargs: object) ->
 
 
 def _adds_alike(operator: Operator, others: Sequence[Any], target: ShardedTensor) -> bool:
-    """Returns whether partial tensors with the layout of `target` are added to it."""
+    """Finds additions of partial tensors with the layout of `target`: they need no reduction."""
     if operator not in ADDING or not {op for _, op in target.form.layout.partial} <= _LINEAR:
         return False
     tensors = [other for other in others if isinstance(other, torch.Tensor)]
@@ -66,7 +66,7 @@ def _adds_alike(operator: Operator, others: Sequence[Any], target: ShardedTensor
 
 
 def is_alike(one: ShardedTensor, other: ShardedTensor) -> bool:
-    """Returns whether the local shards of both hold the same elements of the full tensor."""
+    """Tells whether the local shards of both hold the same elements of the full tensor."""
     a, b = one.form, other.form
     return a is b or (a.shape == b.shape and a.layout == b.layout)
 
@@ -89,7 +89,7 @@ def reshape(operator: Operator, target: ShardedTensor, *args: object) -> Any:
 
 
 def replace_memory(target: ShardedTensor, value: torch.Tensor) -> None:
-    """Gives `target` the memory of `value`, as `target.data = value` does, in its own layout.
+    """Takes over the memory of `value`, as `target.data = value` does, in its own layout.
 
     What shares the old memory keeps its values. The new memory is that of `value` if that has the
     layout of `target`, else a copy.
@@ -116,7 +116,7 @@ def replace_memory(target: ShardedTensor, value: torch.Tensor) -> None:
 
 
 def shard_like(value: torch.Tensor, target: ShardedTensor) -> torch.Tensor:
-    """Returns this rank's shard of `value`, in the layout of `target`, up to broadcasting."""
+    """Takes this rank's shard of `value`, in the layout of `target`, up to broadcasting."""
     if isinstance(value, ShardedTensor) and is_alike(value, target):
         return value.part
     if not fits(tuple(value.shape), target.form.shape):
@@ -186,7 +186,7 @@ def write_through(view: ShardedTensor, write: Callable[[torch.Tensor], Any]) -> 
 
 
 def _store(view: ShardedTensor, copied: Copied, value: torch.Tensor) -> None:
-    """Gives `view` a separate local shard: the shard of a partial base must not be overwritten."""
+    """Replaces the local shard of `view`: that of a partial base must not be overwritten."""
     view.form = view.engine.evolved(view.form, layout=view.form.layout.reduced)
     part = local_shard(value, view.form.layout, view.engine)
     view.part = part.clone(memory_format=torch.contiguous_format)

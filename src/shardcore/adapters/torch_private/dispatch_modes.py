@@ -44,7 +44,7 @@ class _OfPlainTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @abstractmethod
     def _run(self, operator: Operator, args: Args, kwargs: Kwargs) -> Any:
-        """Returns the result of `operator`."""
+        """Runs `operator`, or something in its place."""
 
 
 class OperatorListener(_OfPlainTensors):  # type: ignore[no-untyped-call]
@@ -119,7 +119,7 @@ class ResultListener(_OfPlainTensors):  # type: ignore[no-untyped-call]
 
 
 def active_mode() -> str:
-    """Returns the name of a mode of another library that this thread is in; empty without one.
+    """Names a mode of another library that this thread is in; empty without one.
 
     A mode sees operators, or what autograd saves, and may change both. `torch.device` is a mode
     too, and changes no more than the default device.

@@ -46,7 +46,7 @@ def _form(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def has_onednn() -> bool:
-    """Returns whether torch was built with oneDNN, for a processor that it supports.
+    """Checks the build, the processor and the release of torch.
 
     In torch 2.11 the operator ends the process if an operand is transposed or part of another
     matrix. torch 2.12 was not tried.
@@ -58,6 +58,6 @@ def has_onednn() -> bool:
 
 @functools.cache
 def is_intel() -> bool:
-    """Returns whether the processor is from Intel, for which MKL is optimized."""
+    """Reads the vendor of the processor: MKL is optimized for Intel's."""
     described = Path("/proc/cpuinfo")  # of Linux
     return "GenuineIntel" in (described.read_text() if described.exists() else platform.processor())

@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 
 def _operators_of(function: Callable[[Any], Any], *shape: int) -> tuple[Any, ...]:
-    """Returns the operators that `function` runs on a tensor of `shape`, and of its gradient."""
+    """Runs `function` on a tensor of `shape`, and its gradient, and lists their operators."""
     operators: list[Any] = []
     # For any mode in which torch is imported.
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False):

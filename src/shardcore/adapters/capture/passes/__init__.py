@@ -49,7 +49,7 @@ def passes_of(
     *,
     sends: bool = True,
 ) -> tuple[Pass, ...]:
-    """Returns the passes of `run_passes`; those of communication only if the step `sends`.
+    """Lists the passes of `run_passes`; those of communication only if the step `sends`.
 
     Collectives depend on agreed numbers alone until their order is settled: the other passes, which
     ask for the memory of this rank, keep that.
@@ -75,7 +75,7 @@ def passes_of(
 def run_passes(
     trace: Trace, memories: Memories | None = None, all_reduces: Sequence[RecordedSum] | None = None
 ) -> Trace:
-    """Returns `trace` after all passes.
+    """Runs the passes for steps that are not compiled.
 
     Args:
         trace: A step.
@@ -92,6 +92,6 @@ def run_passes(
 
 
 def run_passes_for_compiler(trace: Trace, onednn: torch_private.OneDnn) -> Trace:
-    """Returns `trace`, which Inductor compiles, after the passes for Inductor."""
+    """Replaces operators on which Inductor errs or is slow."""
     products = Pass(partial(with_onednn_products, onednn=onednn))
     return Pipeline((*PASSES_FOR_COMPILER, products))(trace)

@@ -27,7 +27,7 @@ _EMPTY = torch.ops.aten.empty.memory_format
 
 
 def with_regathers(trace: Trace) -> Trace:
-    """Returns `trace` with a second all-gather of each weight that the backward pass reads.
+    """Adds a second all-gather of each weight that the backward pass reads.
 
     The full weight is freed in between, as FSDP's `reshard_after_forward` does. A weight that the
     backward pass reads before another all-gather is kept.
@@ -60,7 +60,7 @@ def with_regathers(trace: Trace) -> Trace:
 
 
 def _uses(gather: int, trace: Trace) -> tuple[set[Value], int, list[int]]:
-    """Returns the uses of the weight that the call at index `gather` all-gathers.
+    """Follows the weight that the call at index `gather` all-gathers.
 
     Returns:
         The weight and its copies and views; the index of the last call that reads it before the
@@ -82,7 +82,7 @@ def _uses(gather: int, trace: Trace) -> tuple[set[Value], int, list[int]]:
 
 
 def _may_repeat(indices: list[int], reader: int, trace: Trace) -> bool:
-    """Returns whether these calls only move data that nothing changes before index `reader`."""
+    """Checks that the calls only move data, which nothing changes before index `reader`."""
     calls = [trace.calls[index] for index in indices]
     touched = set[int]().union(*map(trace.reads_of, calls), *map(trace.writes_of, calls))
     between = trace.calls[indices[0] : reader]
@@ -92,7 +92,6 @@ def _may_repeat(indices: list[int], reader: int, trace: Trace) -> bool:
 
 
 def _moves(call: Call) -> bool:
-    """Returns whether the results are copies or views of the operands."""
     operator = call.operator
     return operator in _MOVES or getattr(operator, "is_view", False)
 
@@ -112,7 +111,7 @@ _MOVES = {
 
 
 def with_memory_for_gathers(trace: Trace) -> Trace:
-    """Returns `trace` with all-gathers on a CPU that write into memory which the step makes.
+    """Has all-gathers on a CPU write into memory which the step makes.
 
     Such a gather is safe on gloo where several are under way (`collectives.gather_safely`), and
     here it runs no Python.
@@ -134,7 +133,7 @@ def with_memory_for_gathers(trace: Trace) -> Trace:
 
 
 def with_early_starts(trace: Trace, far: int = FAR) -> Trace:
-    """Returns `trace` with each collective started as soon as its operand is computed.
+    """Starts each collective as soon as its operand is computed.
 
     It prefetches: a weight is all-gathered while the layer before it computes, and the gradient of
     an input is reduced while that of the kernel is computed. Collectives keep their order, which is
@@ -169,7 +168,7 @@ def with_early_starts(trace: Trace, far: int = FAR) -> Trace:
 
 
 def _first_readers(trace: Trace) -> dict[int, int]:
-    """Returns, by memory, the index of the first call that reads it; a view does not."""
+    """Finds, by memory, the index of the first call that reads it; a view does not."""
     readers: dict[int, int] = {}
     for index, call in enumerate(trace.calls):
         if not is_view(call, trace):
@@ -179,7 +178,7 @@ def _first_readers(trace: Trace) -> dict[int, int]:
 
 
 def _is_fixed(call: Call, trace: Trace) -> bool:
-    """Returns whether all ranks run `call` in one order: a collective, or an effect on the host."""
+    """Finds the calls that all ranks run in one order: collectives, and effects on the host."""
     operator = call.operator
     return torch_private.is_of_collectives(operator) or not trace.writes_of(call)
 
@@ -200,7 +199,7 @@ class _InFlight:
 
 
 def with_late_waits(trace: Trace) -> Trace:
-    """Returns `trace` with a wait for each collective, before the first call that needs it.
+    """Waits for each collective before the first call that needs it.
 
     Such a call reads the result, or overwrites the operand. A collective holds its operand until
     the wait: if that would exceed the peak memory of the step, the oldest one is waited for. On

@@ -67,7 +67,7 @@ class Pipeline:
             facts = (facts | pass_.gives) - pass_.breaks
 
     def __call__(self, trace: Trace) -> Trace:
-        """Returns `trace` after all passes.
+        """Runs all passes; if an effect is lost, runs them again to find the pass at fault.
 
         Raises:
             NotCaptured: If a pass does not keep what it declares to keep; the error names it.
@@ -84,7 +84,7 @@ class Pipeline:
 
 
 def _broken(before: Trace, after: Trace, *, joins: bool) -> str:
-    """Returns the effect that a pass did not keep; empty if it kept all that it declares."""
+    """Names the effect that a pass did not keep; empty if it kept all that it declares."""
     names = ["writes", "draws", "outputs", *([] if joins else ["collectives"])]
     for name, old, new in zip(names, _effects(before), _effects(after), strict=False):
         if old != new:
@@ -104,7 +104,7 @@ def _effects(trace: Trace) -> Iterator[Hashable]:
 
 
 def _is_ordered(trace: Trace) -> bool:
-    """Returns whether each value exists before a call reads it."""
+    """Checks that each value exists before a call reads it."""
     known = {*(value.number for value in trace.inputs), *trace.outside, *trace.scratch}
     for call in trace.calls:
         if not known.issuperset(value.number for value in call.operands):

@@ -98,7 +98,7 @@ class Auditor(Recorder):
             raise AuditError(differences[0])
 
     def _other_constant(self, source: Source) -> str:
-        """Returns how the tensors from outside differ from those recorded; empty if they do not."""
+        """Compares the tensors from outside with those recorded; empty if they are the same."""
         for number, value in self.trace.outside.items():
             if number in source.literals:
                 fits = are_equal(
@@ -140,7 +140,7 @@ class CaptureSetting:
 
     @classmethod
     def of_environment(cls) -> "CaptureSetting":
-        """Returns the setting that `SHARDCORE_CAPTURE` asks for.
+        """Reads `SHARDCORE_CAPTURE`.
 
         Raises:
             EnvironmentProblem: If it has another value than "", "at-once", "audit" or "audit:5".

@@ -11,7 +11,7 @@ from shardcore.domain.capture import NotCaptured, TracesDiffer
 
 
 def literals(first: Trace, second: Trace) -> dict[int, torch.Tensor]:
-    """Returns, by number, the tensors that both runs of a step create with the same values.
+    """Finds, by number, the tensors that both runs of a step create with the same values.
 
     Raises:
         NotCaptured: If the values of one differ.
@@ -38,7 +38,7 @@ def literals(first: Trace, second: Trace) -> dict[int, torch.Tensor]:
 def literals_of_other_size(
     earlier: Trace, known: Set[int], trace: Trace
 ) -> dict[int, torch.Tensor]:
-    """Returns the constants of a run with batches of another size than `earlier`, by number.
+    """Finds the constants of a run with batches of another size than `earlier`, by number.
 
     Args:
         earlier: The trace of a program.
@@ -58,21 +58,21 @@ def literals_of_other_size(
 
 
 def _calls(trace: Trace) -> tuple[Any, ...]:
-    """Returns the calls without their numbers, and what the step takes and returns."""
+    """Leaves out numbers, and adds what the step takes and returns."""
     calls = [(call.operator, call.operands, call.results, call.writes) for call in trace.calls]
     reads = [read.value for read in trace.reads]
     return (*calls, trace.inputs, reads, trace.outside.keys(), values(trace.outputs))
 
 
 def is_same(before: object, now: object) -> bool:
-    """Returns whether both runs read the same tensor or the same generator."""
+    """Compares identities: one generator has several Python objects."""
     if isinstance(before, torch.Generator) and isinstance(now, torch.Generator):
         return torch_private.identity_of(before) == torch_private.identity_of(now)
     return before is now
 
 
 def are_equal(first: object, second: object) -> bool:
-    """Returns whether two tensors have the same values, of which some may be NaN."""
+    """Compares the values of tensors; NaN equals NaN."""
     return (
         isinstance(first, torch.Tensor)
         and isinstance(second, torch.Tensor)
@@ -83,7 +83,7 @@ def are_equal(first: object, second: object) -> bool:
 
 
 def varying_memories(trace: Trace, literal: Collection[int]) -> set[int]:
-    """Returns the memories whose values may differ in the next run."""
+    """Follows the batch, state and draws to all memories that they change, run by run."""
     outside = (numbered(number) for number in trace.outside if number not in literal)
     varying = trace.memories((*trace.inputs, *outside))
     grown = True
@@ -97,7 +97,7 @@ def varying_memories(trace: Trace, literal: Collection[int]) -> set[int]:
 
 
 def reader_of(trace: Trace, number: int) -> str:
-    """Returns the first operator that reads a value, and its line."""
+    """Names the first operator that reads a value, and its line."""
     for call in trace.calls:
         if numbered(number) in call.operands:
             return f"{call.operator} at {call.line}"
@@ -105,7 +105,7 @@ def reader_of(trace: Trace, number: int) -> str:
 
 
 def difference(first: Trace, second: Trace) -> str:
-    """Returns how two runs of a step differ, empty if they are the same."""
+    """Describes the first difference between two runs of a step; empty if there is none."""
     for one, other in zip(first.calls, second.calls, strict=False):
         if not is_same_call(one, other):
             return f"{describe(one)} in one step was {describe(other)} in the next, at {other.line}"
@@ -119,12 +119,12 @@ def difference(first: Trace, second: Trace) -> str:
 
 
 def is_same_call(one: Call, other: Call) -> bool:
-    """Returns whether two runs called the same operator on the same values and numbers."""
+    """Compares operators, values and numbers."""
     return one == other or repr(one) == repr(other)  # a nan is not equal to itself
 
 
 def describe(call: Call) -> str:
-    """Returns an operator and its numbers, for messages."""
+    """Names an operator and its numbers, for messages."""
     leaves = torch_private.tree_leaves((call.args, call.kwargs))
     plain = [leaf for leaf in leaves if isinstance(leaf, bool | int | float | complex)]
     return f"{call.operator} with {plain}" if plain else str(call.operator)

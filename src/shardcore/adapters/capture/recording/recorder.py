@@ -56,7 +56,7 @@ class Recorder:
         self.trace.inputs = [self._values.from_outside(tensor) for tensor in inputs]
 
     def run(self, step: Callable[[], Any]) -> Any:
-        """Returns the result of `step`; `trace` has what it did."""
+        """Runs `step`, and records it in `trace`."""
         assert recording() is None, "a step is being recorded already"
         before = _recording.set(self)
         host = _host_generators()
@@ -115,7 +115,7 @@ class Recorder:
         self._note_read(read)
 
     def _begin(self, operator: Any, args: Args, kwargs: Kwargs) -> tuple[Any, Any] | None:
-        """Returns the operands as values of the trace; None if nothing is recorded.
+        """Converts the operands to values of the trace; None if nothing is recorded.
 
         It runs before the operator: tensors from outside are copied before it writes into them.
         """
@@ -191,7 +191,7 @@ class Recorder:
             self.refuse("a tensor gets the storage of another one", "make a view of it")
 
     def as_one_call(self, function: Any, args: Args, kwargs: Kwargs) -> Any:
-        """Returns the result of `function`, which becomes one call of the trace."""
+        """Runs `function`, which becomes one call of the trace."""
         if self._busy or self.trace.refusal:
             return function(*args, **kwargs)
         with self.paused():
@@ -237,12 +237,12 @@ _recording: ContextVar[Recorder | None] = ContextVar("recording", default=None)
 
 
 def recording() -> Recorder | None:
-    """Returns the recorder of the step that this thread records, None without one."""
+    """Looks up the recorder of the step that this thread records, None without one."""
     return _recording.get()
 
 
 def _host_generators() -> Any:
-    """Returns the states of the generators of Python and NumPy."""
+    """Reads the states of the generators of Python and NumPy."""
     state: Any = np.random.get_state(legacy=False)
     return random.getstate(), state["state"]["key"].tobytes(), state["state"]["pos"]
 
@@ -255,7 +255,7 @@ RecomputationContexts = tuple[AbstractContextManager[None], AbstractContextManag
 
 
 def recomputation_contexts(recorder: Recorder) -> RecomputationContexts:
-    """Returns the contexts of a forward pass that begins now, and of its recomputations.
+    """Makes the contexts of a forward pass that begins now, and of its recomputations.
 
     `torch.utils.checkpoint` saves and restores the random state where no recorder sees it, so these
     contexts record that.

@@ -23,7 +23,7 @@ _CONVERSIONS = tuple(
 
 
 def source_line() -> str:
-    """Returns the line of Python that is running, and the layer, or that it is a backward pass."""
+    """Finds the running line of Python, and the layer, or that it is a backward pass."""
     layer = layer_scope.now()
     if layer:
         return f"{_line()}, in layer {layer!r}"
@@ -31,7 +31,7 @@ def source_line() -> str:
 
 
 def _line() -> str:
-    """Returns the line of Python, outside torch, shardcore and conversions, that is running."""
+    """Skips the frames of torch, shardcore and conversions."""
     frame = sys._getframe(1)  # noqa: SLF001 - the name is documented, for uses like this one
     while frame.f_back is not None and _is_skipped(frame.f_code.co_filename):
         frame = frame.f_back

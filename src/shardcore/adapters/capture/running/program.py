@@ -86,7 +86,6 @@ class RecordedProgram:
 
 
 def _copy_at(tensors: Sequence[torch.Tensor], indices: Container[int]) -> list[torch.Tensor]:
-    """Returns the tensors; those at `indices` as copies."""
     with torch.no_grad():
         return [tensor.clone() if n in indices else tensor for n, tensor in enumerate(tensors)]
 
@@ -128,7 +127,7 @@ class TraceCapture:
         inputs: Sequence[Any],
         programs: Sequence[Program],
     ) -> Any:
-        """Returns the result of `step`, which runs eagerly and as one of `programs` would."""
+        """Runs `step` eagerly, and compares its operators with those of `programs`."""
         recorded = [program for program in programs if isinstance(program, RecordedProgram)]
         sources = [audit.Source(program.trace, program.literals) for program in recorded]
         auditor = audit.Auditor(inputs, sources)
@@ -144,7 +143,7 @@ class TraceCapture:
         compiled: bool = False,
         all_reduces: Sequence[RecordedSum] | None = None,
     ) -> RecordedProgram:
-        """Returns the program of `trace`, if the earlier one is the same."""
+        """Makes the program of `trace`, if the earlier one is the same."""
         assert isinstance(trace, Trace)
         if isinstance(earlier, RecordedProgram):
             literals = comparison.literals_of_other_size(
@@ -182,20 +181,20 @@ class TraceCapture:
         )
 
     def is_recording(self) -> bool:
-        """Returns whether a trace is being recorded."""
+        """Asks for this thread alone."""
         return recording() is not None
 
     def hooks_of(self, module: object) -> list[Any]:
-        """Returns the hooks of a torch module, of its forward and backward pass."""
+        """Lists the hooks of a torch module, of its forward and backward pass."""
         assert isinstance(module, torch.nn.Module), f"{type(module).__name__} is no torch module"
         return torch_private.hooks_of(module)
 
     def active_mode(self) -> str:
-        """Returns the name of a mode that this thread is in and that a program would not call."""
+        """Names a mode that this thread is in and that a program would not call."""
         return torch_private.active_mode()
 
     def hook_registries(self) -> list[dict[int, Any]]:
-        """Returns the dicts of the hooks that all torch modules call."""
+        """Lists the dicts of the hooks that all torch modules call."""
         return torch_private.hook_registries()
 
     @property
@@ -204,7 +203,7 @@ class TraceCapture:
         return torch_private.METADATA_OF
 
     def generator(self, seed: torch.Tensor) -> torch.Generator:
-        """Returns a generator with the value of `seed`; a trace has it as one call."""
+        """Makes a generator with the value of `seed`; a trace has it as one call."""
         recorder = recording()
         if recorder is None:
             return seeded_generator(seed)
@@ -212,20 +211,20 @@ class TraceCapture:
         return generator
 
     def drawn(self, draw: Callable[..., Any], seed: torch.Tensor, operands: dict[str, Any]) -> Any:
-        """Returns the result of `draw` for the number in `seed`: one call of the trace."""
+        """Runs `draw` for the number in `seed`: one call of the trace."""
         recorder = recording()
         assert recorder is not None, "no step is being recorded"
         return recorder.as_one_call(seeded_by_tensor(draw), (seed,), operands)
 
     def recomputation(self) -> RecomputationContexts:
-        """Returns the contexts of a forward pass that begins now, and of its recomputations."""
+        """Makes the contexts of a forward pass that begins now, and of its recomputations."""
         recorder = recording()
         assert recorder is not None, "no step is being recorded"
         return recomputation_contexts(recorder)
 
 
 def _overwritten(trace: Trace, before: Trace) -> Set[int]:
-    """Returns the indices of the inputs that the step overwrites since a pass has changed it."""
+    """Lists the indices of the inputs that a pass has made the step overwrite."""
     memories = trace.overwritten() - before.overwritten()
     return {
         index for index, value in enumerate(trace.inputs) if trace.memories([value]) <= memories
@@ -233,7 +232,7 @@ def _overwritten(trace: Trace, before: Trace) -> Set[int]:
 
 
 def _shared(trace: Trace) -> Set[int]:
-    """Returns the indices of the output tensors in memory of others or of the program.
+    """Lists the indices of the output tensors in memory of others or of the program.
 
     The caller owns the donated inputs.
     """

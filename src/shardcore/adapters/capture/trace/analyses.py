@@ -11,12 +11,12 @@ FAR = 64
 
 
 def gathers(call: Call) -> bool:
-    """Returns whether `call` starts an all-gather."""
+    """Tells an all-gather, also one into given memory, from other calls."""
     return call.collective == "all_gather"
 
 
 def gathering_ranks(call: Call, trace: Trace) -> str:
-    """Returns the group over which `call` all-gathers by gloo; empty for any other call.
+    """Names the group over which `call` all-gathers by gloo; empty for any other call.
 
     One all-gather over a group of gloo runs at a time. torch 2.13: all-gathers over gloo share a
     tag. Of two at once, one receives the data of the other and may write past its memory.
@@ -28,7 +28,7 @@ def gathering_ranks(call: Call, trace: Trace) -> str:
 
 
 def is_view(call: Call, trace: Trace) -> bool:
-    """Returns whether the result of `call` is a view: it neither reads nor writes memory."""
+    """Finds the calls that neither read nor write memory: their results are views."""
     made = trace.memories(call.results)
     if call.writes or not made or call.is_wait:
         return False
@@ -36,7 +36,7 @@ def is_view(call: Call, trace: Trace) -> bool:
 
 
 def needs_of(trace: Trace) -> list[set[int]]:
-    """Returns, by index, the indices of the calls that must come before the call there."""
+    """Lists, by index, the indices of the calls that must come before the call there."""
     made: dict[Value, int] = {}
     written: dict[int, int] = {}  # by memory, where it was written last
     read: dict[int, set[int]] = {}  # by memory, where it was read since
@@ -63,7 +63,7 @@ def needs_of(trace: Trace) -> list[set[int]]:
 
 
 def makers_of(trace: Trace) -> dict[Value, int]:
-    """Returns, by value, the index of the call that makes it."""
+    """Finds, by value, the index of the call that makes it."""
     makers: dict[Value, int] = {}
     for index, call in enumerate(trace.calls):
         for value in call.results:
@@ -75,7 +75,7 @@ def makers_of(trace: Trace) -> dict[Value, int]:
 def with_needs(
     indices: Iterable[int], needs: list[set[int]], done: Container[int] = ()
 ) -> list[int]:
-    """Returns `indices` and the indices of all calls that must come before, without `done`."""
+    """Adds the indices of all calls that must come before `indices`, without `done`."""
     open_ = list(indices)
     closure = set(open_)
     while open_:
@@ -86,7 +86,7 @@ def with_needs(
 
 
 def live_bytes(trace: Trace) -> list[int]:
-    """Returns, by index, the bytes that are held while the call there runs.
+    """Counts, by index, the bytes that are held while the call there runs.
 
     It counts the results of calls. Each is held until its last use, and the operand of a collective
     until the wait for it. Tensors from outside the step are not counted.
@@ -100,7 +100,7 @@ def live_bytes(trace: Trace) -> list[int]:
 
 
 def last_uses(trace: Trace, *, sends: bool = False) -> dict[int, int]:
-    """Returns, by memory that the calls make, the index of its last use; of outputs, the end.
+    """Finds, by memory that the calls make, the index of its last use; of outputs, the end.
 
     If `sends`, the operand of a collective is in use until the wait for it.
     """
@@ -108,7 +108,7 @@ def last_uses(trace: Trace, *, sends: bool = False) -> dict[int, int]:
 
 
 def _lives(trace: Trace, *, sends: bool = True) -> dict[int, tuple[int, int]]:
-    """Returns, by memory, the indices of its first and last use, in flight if `sends`."""
+    """Finds, by memory, the indices of its first and last use, in flight if `sends`."""
     theirs = trace.given() | trace.memories(map(numbered, trace.scratch))
     lives: dict[int, tuple[int, int]] = {}
     sent: dict[int, set[int]] = {}
@@ -125,13 +125,13 @@ def _lives(trace: Trace, *, sends: bool = True) -> dict[int, tuple[int, int]]:
 
 
 def held_bytes(call: Call, trace: Trace) -> int:
-    """Returns the bytes of the operands and results of a collective, without buffers."""
+    """Counts the bytes of the operands and results of a collective, without buffers."""
     numbers = {value.number for value in (*call.operands, *call.results)}
     return _bytes(numbers - trace.scratch.keys(), trace)
 
 
 def sent_bytes(call: Call, trace: Trace) -> int:
-    """Returns the bytes of the operands that a collective alone keeps in memory."""
+    """Counts the bytes of the operands that a collective alone keeps in memory."""
     return _bytes(trace.reads_of(call) - trace.writes_of(call) - trace.given(), trace)
 
 

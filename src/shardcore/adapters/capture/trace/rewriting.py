@@ -10,7 +10,7 @@ from shardcore.adapters.capture.trace.trace import Call, Number, Trace, Value, n
 
 
 def rename_values(nest: Any, names: Mapping[Value, Value]) -> Any:
-    """Returns `nest` with its values replaced as `names` says."""
+    """Replaces values as `names` says, also those of numbers."""
 
     def name(leaf: Any) -> Any:
         if isinstance(leaf, Number):
@@ -21,7 +21,7 @@ def rename_values(nest: Any, names: Mapping[Value, Value]) -> Any:
 
 
 def rewrite_calls(trace: Trace, rewrite: Callable[[Call, Trace], Call | Value]) -> Trace:
-    """Returns `trace` with each call replaced by what `rewrite` returns for it.
+    """Replaces each call by what `rewrite` returns for it.
 
     Args:
         trace: A step.
@@ -44,7 +44,7 @@ def rewrite_calls(trace: Trace, rewrite: Callable[[Call, Trace], Call | Value]) 
 
 
 def rename_call(call: Call, names: Mapping[Value, Value]) -> Call:
-    """Returns `call` with its values replaced as `names` says."""
+    """Replaces the operands, results and writes of `call` as `names` says."""
     if names.keys().isdisjoint((*call.operands, *call.results, *call.writes)):
         return call
     args, kwargs, result, writes = rename_values(
@@ -54,7 +54,7 @@ def rename_call(call: Call, names: Mapping[Value, Value]) -> Call:
 
 
 def repeat_calls(calls: Iterable[Call], names: dict[Value, Value], trace: Trace) -> list[Call]:
-    """Returns copies of `calls`, whose results are new values of `trace`.
+    """Copies `calls`; the results are new values of `trace`.
 
     Args:
         calls: Calls of a step, in order.

@@ -40,7 +40,7 @@ def _variance(
 
 
 def precise(x: torch.Tensor) -> Any:
-    """Returns `x` in a dtype that holds the sum of many of its elements."""
+    """Converts half precision to float32, which holds the sum of many elements."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
@@ -62,7 +62,7 @@ def _batch_norm(_operator: Operator, *args: Any) -> Any:
 
 
 def _batch_norm_backward(_operator: Operator, *args: Any) -> Any:
-    """Returns the gradients of input, weight and bias that the mask selects."""
+    """Computes the gradients of input, weight and bias that the mask selects."""
     gradient, x, weight, _, _, mean, one_over, _, _, mask = args
     gradient, dims = reduced(precise(gradient)), _sample_dims(x)
     normalized = (precise(x) - _per_channel(mean, x)) * _per_channel(one_over, x)
@@ -94,7 +94,7 @@ def _follow(running: torch.Tensor | None, value: torch.Tensor, momentum: float) 
 
 
 def _by(run: Handler, operands: slice, training: int | None = None) -> Planner:
-    """Returns a planner that uses `run` in training if ranks reduce floats of an operand."""
+    """Plans `run`, in training alone, if ranks reduce floats of an operand."""
 
     def plan(_operator: Operator, *args: object, **_kwargs: object) -> Handler | None:
         is_used = training is None or args[training]
@@ -106,7 +106,7 @@ def _by(run: Handler, operands: slice, training: int | None = None) -> Planner:
 
 
 def softmax(x: torch.Tensor, dim: int, in_float: bool) -> Any:
-    """Returns the softmax; a row whose maximum is infinite gives nan, as on one device.
+    """Reduces over the ranks; a row whose maximum is infinite gives nan, as on one device.
 
     With `in_float`, the result of half precision is in float32.
     """
@@ -116,7 +116,7 @@ def softmax(x: torch.Tensor, dim: int, in_float: bool) -> Any:
 
 
 def safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
-    """Returns the softmax; zeros where all is minus infinity."""
+    """Computes zeros where all is minus infinity."""
     values = precise(x)
     largest = reduced(values.amax(dim, keepdim=True))
     powers = (values - largest.masked_fill(largest == -torch.inf, 0)).exp()
@@ -125,7 +125,6 @@ def safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) ->
 
 
 def log_softmax(x: torch.Tensor, dim: int, in_float: bool) -> Any:
-    """Returns the logarithm of `softmax`."""
     shifted = _shifted(x, dim)
     total = reduced(shifted.exp().sum(dim, keepdim=True))
     result = shifted - total.log()
@@ -133,7 +132,7 @@ def log_softmax(x: torch.Tensor, dim: int, in_float: bool) -> Any:
 
 
 def logsumexp(x: torch.Tensor, dims: list[int], keepdim: bool = False) -> Any:
-    """Returns the logarithm of the sum of exponentials along `dims`, which may be infinite."""
+    """Reduces over the ranks along `dims`; a maximum may be infinite."""
     values = precise(x)
     largest = reduced(values.amax(dims, keepdim=True))
     largest = largest.masked_fill(largest.isinf(), 0)
@@ -145,7 +144,6 @@ def logsumexp(x: torch.Tensor, dims: list[int], keepdim: bool = False) -> Any:
 def softmax_backward(
     gradient: torch.Tensor, output: torch.Tensor, dim: int, dtype: torch.dtype
 ) -> Any:
-    """Returns the gradient of the operand of `softmax`, in `dtype`."""
     gradient, probabilities = precise(gradient), precise(output)
     weighted = gradient * probabilities
     mean = reduced(weighted.sum(dim, keepdim=True))
@@ -155,14 +153,13 @@ def softmax_backward(
 def log_softmax_backward(
     gradient: torch.Tensor, output: torch.Tensor, dim: int, dtype: torch.dtype
 ) -> Any:
-    """Returns the gradient of the operand of `log_softmax`, in `dtype`."""
     gradient, logarithms = precise(gradient), precise(output)
     total = reduced(gradient.sum(dim, keepdim=True))
     return (gradient - logarithms.exp() * total).to(dtype)
 
 
 def _shifted(x: torch.Tensor, dim: int) -> Any:
-    """Returns `x` minus its maximum along `dim`, so that no exponential overflows."""
+    """Subtracts the maximum along `dim`, so that no exponential overflows."""
     values = precise(x)
     return values - reduced(values.amax(dim, keepdim=True))
 

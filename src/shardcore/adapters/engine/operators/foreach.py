@@ -36,7 +36,7 @@ def on_list(operator: Operator, *args: Any, **kwargs: Any) -> Any:
 
 
 def _norms(tensors: list[Any], order: float = 2, dtype: torch.dtype | None = None) -> list[Any]:
-    """Returns the norm of each tensor, for gradient clipping; the usual norms by one reduction."""
+    """Computes the norm of each tensor, for gradient clipping; the usual norms by one reduction."""
     norms: list[Any] = [None] * len(tensors)
     alike: dict[Any, list[int]] = {}
     for at, tensor in enumerate(tensors):
@@ -57,7 +57,7 @@ def _norms(tensors: list[Any], order: float = 2, dtype: torch.dtype | None = Non
 def _run_out_of_place(
     operator: Operator, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> list[Any]:
-    """Returns the results of `operator`, each in the layout of one of its operands."""
+    """Runs `operator`; each result has the layout of one of its operands."""
     lists = [arg for arg in args if isinstance(arg, list | tuple) and arg]
     tensors = [operand for operand in lists if isinstance(operand[0], torch.Tensor)]
     # The results get the layout of the largest sharded operand, else of the first one.
@@ -107,7 +107,7 @@ def _write(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def _are_alike(args: tuple[object, ...]) -> bool:
-    """Returns whether moments and sums of a fused operator have the layouts of its variables."""
+    """Compares the layouts of moments and sums of a fused operator with those of its variables."""
     variables, _gradients, *states = (arg for arg in args if isinstance(arg, list | tuple))
     pairs = (pair for moments in states for pair in zip(variables, moments, strict=False))
     return all(
@@ -118,7 +118,7 @@ def _are_alike(args: tuple[object, ...]) -> bool:
 
 
 def _at_index(at: int, operand: object, count: int) -> Any:
-    """Returns the list of the one element at `at`, if `operand` is a list of `count` elements."""
+    """Takes the list of the one element at `at`, if `operand` is a list of `count` elements."""
     if isinstance(operand, list | tuple) and len(operand) == count:
         return [operand[at]]
     return operand

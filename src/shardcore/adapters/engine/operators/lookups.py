@@ -181,7 +181,7 @@ def _nll_loss_backward(
 
 
 def _find_in(wanted: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns whether each of `wanted` is in the sorted `numbers`, and its index, arbitrary if not.
+    """Tells whether each of `wanted` is in the sorted `numbers`, and its index, arbitrary if not.
 
     A rank has several pieces of a dim that is sharded within its segments.
     """
@@ -190,7 +190,7 @@ def _find_in(wanted: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor,
 
 
 def _numbers(inputs: torch.Tensor) -> list[torch.Tensor]:
-    """Returns the numbers of the classes, sharded as these; nothing if they are replicated."""
+    """Numbers the classes, sharded as these; nothing if they are replicated."""
     if not isinstance(inputs, ShardedTensor) or inputs.ndim == 1:
         return []
     is_sharded = inputs.form.layout.dim_axes(1)

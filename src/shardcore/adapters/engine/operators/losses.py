@@ -11,7 +11,7 @@ _NONE, _MEAN = 0, 1  # the numbers by which torch names a reduction; any other i
 
 
 def _loss(position: int) -> Planner:
-    """Returns a planner of a loss; its reduction is at `position` of the arguments."""
+    """Plans a loss; its reduction is at `position` of the arguments."""
 
     def compute(operator: Operator, *args: object) -> Any:
         losses = operator(*_unreduced_args(args, position))
@@ -21,7 +21,7 @@ def _loss(position: int) -> Planner:
 
 
 def _loss_backward(position: int) -> Planner:
-    """Returns a planner of the gradient of a loss; its reduction is at `position` of the arguments.
+    """Plans the gradient of a loss; its reduction is at `position` of the arguments.
 
     torch divides the gradient of a mean by the number of elements that it sees: those of one rank.
     """
@@ -51,7 +51,7 @@ def _reduction(args: tuple[Any, ...], position: int) -> int:
 
 
 def _unreduced_args(args: tuple[object, ...], position: int) -> list[Any]:
-    """Returns the arguments of the loss without a reduction; omitted ones are None."""
+    """Asks for no reduction; omitted arguments are None."""
     given = [*args, *[None] * (position + 1 - len(args))]
     given[position] = _NONE
     return given

@@ -24,7 +24,7 @@ def _product(operands: str, result: str) -> Planner:
 
 
 def _linear_in(operands: Sequence[Operand], shape: tuple[int, ...]) -> list[int]:
-    """Returns the operands that are multiplied before they are reduced, as gradients are.
+    """Finds the operands that are multiplied before they are reduced, as gradients are.
 
     The gradient of a weight is reduced with others, at the end of the backward pass. A product
     with a weight stays partial if it is no larger.

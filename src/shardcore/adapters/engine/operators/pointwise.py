@@ -58,7 +58,7 @@ def plan(operator: Operator, *args: object, **kwargs: object) -> Task | None:
 
 
 def _linear_in(operator: Operator, operands: Sequence[Operand], args: Args) -> Sequence[int]:
-    """Returns the operands of the result's size, which may be scaled before a reduction."""
+    """Finds the operands of the result's size, which may be scaled before a reduction."""
     if operator not in _SCALING:
         return ()
     numbers = [arg for arg in args if not isinstance(arg, Operand)]
@@ -77,7 +77,7 @@ def _linear_in(operator: Operator, operands: Sequence[Operand], args: Args) -> S
 
 
 def _adds(operator: Operator, operands: Sequence[Operand]) -> Sequence[int]:
-    """Returns the operands that are added, if a partial one is as large as the result."""
+    """Finds the operands that are added, if a partial one is as large as the result."""
     positions = _ADDING.get(operator, ())
     largest = max(operand.numel() for operand in operands)
     if len(operands) <= max(positions, default=0):
@@ -89,7 +89,7 @@ def _adds(operator: Operator, operands: Sequence[Operand]) -> Sequence[int]:
 def _orders(
     operator: Operator, operands: Sequence[Operand], memory_format: Any = None, **_: object
 ) -> list[Order | None]:
-    """Returns the requested memory order, else that of the largest operand, as in torch."""
+    """Takes the requested memory order, else that of the largest operand, as torch does."""
     if memory_format in (None, torch.preserve_format):
         order = order_of(max(operands, key=lambda operand: (operand.numel(), operand.ndim)))
     else:
@@ -101,7 +101,7 @@ _ORDERS = {torch.channels_last: (0, 2, 3, 1), torch.channels_last_3d: (0, 2, 3, 
 
 
 def _common_sharding(operands: Sequence[Operand], results: int) -> Sharding | None:
-    """Returns the common layout of all operands but numbers, which the results get."""
+    """Finds the layout that all operands but numbers have, which the results get."""
     sized = [operand for operand in operands if operand.ndim or not operand.form.is_replicated]
     if not sized:
         return None

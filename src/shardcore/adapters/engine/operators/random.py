@@ -14,14 +14,14 @@ aten = torch.ops.aten
 
 
 def _full_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns an empty plain tensor with the shape and strides of `tensor` on one device."""
+    """Makes an empty plain tensor with the shape and strides of `tensor` on one device."""
     return torch.empty_strided(
         tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device=tensor.device
     )
 
 
 def _shard(value: torch.Tensor, like: ShardedTensor) -> Any:
-    """Returns the plain `value`, equal on all ranks, in the layout of `like`, reduced."""
+    """Shards the plain `value`, equal on all ranks, as `like`, reduced."""
     layout = like.form.layout.reduced
     part = local_shard(value, layout, like.engine)
     return like.engine.sharded(part.clone(), layout, tuple(value.shape))

@@ -55,7 +55,7 @@ def _sum(_operator: Operator, *args: Any, **kwargs: object) -> Task | Handler:
 
 
 def _is_count(tensor: Operand, dims: frozenset[int], keep: bool) -> bool:
-    """Returns whether several ranks count true values, for more than one result."""
+    """Tells whether several ranks count true values, for more than one result."""
     is_number = len(dims) == tensor.ndim and not keep
     fits = prod(tensor.shape[dim] for dim in dims) <= torch.iinfo(torch.int32).max
     is_sharded = any(tensor.is_sharded(dim) for dim in dims)
@@ -91,7 +91,7 @@ def _root_of_squares(
 def squares(
     tensor: torch.Tensor, dtype: torch.dtype, dims: list[int] | None = None, keep: bool = False
 ) -> Any:
-    """Returns the sum of the squares of the floats in `tensor`, in `dtype`."""
+    """Sums the squares of the floats in `tensor`, in `dtype` or at least float32."""
     precise = tensor.to(torch.promote_types(dtype, torch.float32))
     return (precise * precise).sum(dims or list(range(tensor.ndim)), keep)
 
@@ -110,7 +110,7 @@ def _mean(_operator: Operator, *args: Any, **kwargs: object) -> Any:
 def _dims_of(
     tensor: Any, dims: int | Sequence[int] | None = None, keepdim: bool = False, **_: object
 ) -> tuple[Any, frozenset[int], bool]:
-    """Returns the tensor, the reduced dims, empty for all of them, and whether they stay."""
+    """Parses the tensor, the reduced dims, by default all of them, and whether they stay."""
     given = [dims] if isinstance(dims, int) else dims or range(tensor.ndim)
     return tensor, frozenset(dim % tensor.ndim for dim in given if tensor.ndim), keepdim
 
@@ -171,7 +171,7 @@ def _argmax_of_sharded(_operator: Operator, x: ShardedTensor, dim: int, keep: bo
 
 
 def _pack_value_and_index(part: torch.Tensor, numbers: torch.Tensor, dim: int) -> torch.Tensor:
-    """Returns the largest value of each row of `part` with its index, packed into one integer.
+    """Packs the largest value of each row of `part` and its index into one integer.
 
     `part` has this rank's values, which may be none, `numbers` their indices along the full dim.
     The reduced `dim` keeps one entry. The upper half of a result grows with the value, its lower
@@ -185,7 +185,7 @@ def _pack_value_and_index(part: torch.Tensor, numbers: torch.Tensor, dim: int) -
 
 
 def _order_bits(values: torch.Tensor) -> torch.Tensor:
-    """Returns integers in the order of `values`; nan is the largest, as in torch."""
+    """Converts floats to integers in the same order; nan is the largest, as in torch."""
     full = values + 0.0  # minus zero is zero
     bits = full.view(torch.int32).to(torch.int64)
     ordered = torch.where(bits < 0, bits ^ _SIGN, bits)

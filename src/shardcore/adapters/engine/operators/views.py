@@ -28,14 +28,14 @@ from shardcore.domain.errors import LayoutError, ShardedTensorError
 def one_result(
     rule: OperatorRule, tensor: Operand, call: Callable[[torch.Tensor], torch.Tensor]
 ) -> Task:
-    """Returns the task of an operator with one operand and one result."""
+    """Plans an operator that is linear in its one operand, and has one result."""
     return several_results(rule, tensor, lambda part: (call(part),))
 
 
 def several_results(
     rule: OperatorRule, tensor: Operand, call: Callable[[torch.Tensor], Sequence[torch.Tensor]]
 ) -> Task:
-    """Returns the task of an operator with one operand and several results."""
+    """Plans an operator that is linear in its one operand, and has several results."""
     return Task(rule, [tensor], lambda parts: call(parts[0]), linear_in=(0,), of_weights=True)
 
 

@@ -73,7 +73,7 @@ class Plan:
         kwargs: Kwargs | None = None,
         known: Sequence[Redistributed | None] = (),
     ) -> list[Any]:
-        """Returns the results of a call with `tensors`, whose forms are those of the plan.
+        """Runs the operator on `tensors`, whose forms are those of the plan.
 
         `known` has the redistributed copy of each tensor of the call, if there is one.
         """
@@ -173,7 +173,7 @@ class Plan:
         )
 
     def _is_unused(self, number: int, part: torch.Tensor) -> bool:
-        """Returns whether `part` is empty and has other dims than result `number` of the rule.
+        """Finds an empty result of other dims than result `number` of the rule.
 
         So a device returns a tensor that it does not use: CUDA the buffer of `log_sigmoid`.
         """
@@ -195,7 +195,7 @@ class Plan:
         return _Result(form_of(strides=in_order), order, shares=False)
 
     def _strides_of_views(self) -> Sequence[tuple[int, ...]] | None:
-        """Returns the strides of the views of the full tensor; None if the results are copies."""
+        """Computes the strides of the views of the full tensor; None if the results are copies."""
         form, compute = self.task.operands[0].form, self.task.compute
         assert compute is not None, "a view takes other numbers for a local shard"
         if self.operator in _RESHAPES and not form.is_contiguous and not form.repeats:
@@ -205,7 +205,7 @@ class Plan:
 
 
 def _tensor_positions(args: tuple[object, ...], kwargs: Kwargs | None) -> tuple[int, ...]:
-    """Returns the positions of tensors in `args`; none if lists or `kwargs` have tensors too.
+    """Finds the tensors in `args`; none if lists or `kwargs` have tensors too.
 
     They are those of all calls of a plan: its key has the kinds of the arguments.
     """
@@ -216,7 +216,7 @@ def _tensor_positions(args: tuple[object, ...], kwargs: Kwargs | None) -> tuple[
 
 
 def with_tensors(argument: object, others: Iterator[object]) -> Any:
-    """Returns an argument of an operator with `others` in the place of its tensors."""
+    """Replaces the tensors in an argument of an operator by the next `others`."""
     if isinstance(argument, torch.Tensor):
         return next(others)
     if isinstance(argument, list | tuple):
@@ -227,7 +227,7 @@ def with_tensors(argument: object, others: Iterator[object]) -> Any:
 def redistribute_operand(
     tensor: ShardedTensor, move: Redistribution, serves: bool = False
 ) -> torch.Tensor:
-    """Returns the local shard of `tensor` after `move`; a weight may come from the cache.
+    """Redistributes the local shard of `tensor`; a weight may come from the cache.
 
     `serves` says whether products read the redistributed copy from now on.
     """

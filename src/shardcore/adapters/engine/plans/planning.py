@@ -24,7 +24,7 @@ from shardcore.domain.layouts.layout import Layout, PartialAxes
 
 
 def plan_task(operator: Operator, task: Task, engine: Engine) -> Plan:
-    """Returns the plan of an operator by its rule, with the cheapest sharding."""
+    """Chooses the cheapest sharding by the rule, and plans the redistribution of the operands."""
     forms = _forms(task)
     layouts = [form.layout for form in forms]
     pending = pending_in_results(layouts, task.linear_in, task.adds)
@@ -45,7 +45,7 @@ def plan_task(operator: Operator, task: Task, engine: Engine) -> Plan:
 def _use(
     task: Task, position: int, form: Form, target: Layout, pending: PartialAxes, engine: Engine
 ) -> tuple[int, Redistribution | None, bool]:
-    """Returns how the operand at `position` is used; see `Plan.uses`."""
+    """Plans the use of the operand at `position`; see `Plan.uses`."""
     operand, source = task.operands[position], form
     if position in task.adds:
         # A partial operand stays as it is; only another one becomes zeros on other ranks.
@@ -82,7 +82,7 @@ def run_rule(
 
 
 def _forms(task: Task) -> list[Form]:
-    """Returns the forms of the operands; a product uses redistributed copies of some."""
+    """Takes, for a product, the redistributed copies of some operands."""
     sums = any(task.rule.sums(result) for result in task.rule.results)
     is_product = sums and len(task.operands) > 1
     return [
@@ -92,7 +92,7 @@ def _forms(task: Task) -> list[Form]:
 
 
 def _move(form: Form, layout: Layout, engine: Engine) -> Redistribution | None:
-    """Returns the redistribution of a tensor; with a cache per step, a weight serves its transpose.
+    """Has a weight serve its transpose too, with a cache per step.
 
     Else the backward pass all-gathers it again: the cache does not hold it until then.
     """

@@ -51,7 +51,7 @@ class Operand:
         return self.form.dtype
 
     def is_sharded(self, dim: int) -> bool:
-        """Returns whether several ranks shard `dim`."""
+        """Counts ranks: an axis of one rank shards nothing."""
         return self.ndim > 0 and prod(self.form.layout.ranks(dim % self.ndim)) > 1
 
     def numel(self) -> int:
@@ -60,7 +60,7 @@ class Operand:
 
 
 def operand(operator: Operator, form: Form, number: int, known: Redistributed | None) -> Operand:
-    """Returns an operand of `operator`; a partial one as its reduced copy, if it has one."""
+    """Replaces a partial operand of `operator` by its reduced copy, if it has one."""
     if known is None:
         return Operand(form, number)
     other = known.tensor.form
@@ -108,7 +108,7 @@ _Entry = TypeVar("_Entry")
 
 
 def by_operator(entries: Mapping[str, _Entry]) -> dict[Any, _Entry]:
-    """Returns the entries by operator; a key has the names of several: "max max.dim"."""
+    """Looks up operators by name; a key has the names of several: "max max.dim"."""
     return {
         getattr(getattr(torch.ops.aten, packet), overload or "default"): entry
         for names, entry in entries.items()
@@ -117,14 +117,14 @@ def by_operator(entries: Mapping[str, _Entry]) -> dict[Any, _Entry]:
 
 
 def dims_of_plane(operator: Operator) -> int:
-    """Returns the number of dims of the planes of `operator`: 2 for "avg_pool2d"."""
+    """Reads the number of dims of the planes from the name: 2 for "avg_pool2d"."""
     match = re.search(r"(\d)d", aten_name(operator))
     assert match is not None, "an operator on planes has a name with their dims"
     return int(match[1])
 
 
 def order_of(operand: Operand) -> Order | None:
-    """Returns the dims of `operand`, outermost in memory first; None if contiguous, or with gaps.
+    """Lists the dims of `operand`, outermost in memory first; None if contiguous, or with gaps.
 
     An operator on images returns its result in the order of its operand, as in torch.
     """
@@ -136,7 +136,7 @@ def order_of(operand: Operand) -> Order | None:
 
 
 def in_order(part: torch.Tensor, order: Order | None) -> torch.Tensor:
-    """Returns `part` without gaps, its dims in memory in `order`."""
+    """Copies `part` if it has gaps, or its dims in memory are not in `order`."""
     if order is None:
         return part.contiguous()
     return part.permute(order).contiguous().permute(inverse(order))

@@ -20,7 +20,7 @@ _REMEDY = (
 
 
 def _refusing(name: str) -> Callable[..., Any]:
-    """Returns a method that refuses access to memory, which a sharded tensor does not have.
+    """Makes a method that refuses access to memory, which a sharded tensor does not have.
 
     Torch's own code compares addresses, for instance those of the weights of a GRU: it gets that of
     a tensor without memory, 0. `share_memory_` would end the process.
@@ -57,24 +57,24 @@ class HostAccess(ShardedTensor):
         replace_memory(self, value)
 
     def numpy(self, *, force: bool = False) -> Any:
-        """Returns the full tensor as an array."""
+        """Copies the full tensor into an array."""
         return self._read().numpy(force=force)
 
     def tolist(self) -> Any:
-        """Returns the full tensor as a nest of lists."""
+        """Copies the full tensor into a nest of lists."""
         return self._read().tolist()
 
     def __dlpack__(self, **options: Any) -> Any:
-        """Returns the full tensor for `from_dlpack` of other libraries."""
+        """Exports the full tensor for `from_dlpack` of other libraries."""
         value = self if self.requires_grad else self._read()  # torch refuses the first
         return torch.Tensor.__dlpack__(value, **options)
 
     def __format__(self, spec: str) -> str:
-        """Returns a scalar as text; of other tensors, what `print` shows."""
+        """Formats a scalar as a number; other tensors as `print` shows them."""
         return object.__format__(self, spec) if self.ndim else self.item().__format__(spec)
 
     def remark(self) -> str:
-        """Returns what the text of a tensor says after the local shard, which may be misread.
+        """Warns, after the local shard in the text of a tensor, that it may be misread.
 
         A text moves nothing between ranks: a debugger or an error of one rank may ask for it.
         """
@@ -114,7 +114,7 @@ class HostAccess(ShardedTensor):
         return torch.Tensor.__complex__(self._readable())
 
     def _readable(self) -> torch.Tensor:
-        """Returns a tensor whose number can be read: the full one where no operator reaches us.
+        """Takes the full tensor where no operator reaches us, so that its number can be read.
 
         `torch.tensor([loss, loss])` reads numbers with the dispatch to subclasses turned off.
         """
@@ -163,6 +163,6 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _module_of_caller() -> str:
-    """Returns the name of the module that has called the function that calls this one."""
+    """Looks up the module that has called the function that calls this one."""
     frame: Any = inspect.currentframe()
     return str(frame.f_back.f_back.f_globals.get("__name__", ""))

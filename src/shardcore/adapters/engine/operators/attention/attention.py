@@ -37,7 +37,6 @@ _BY_LENGTH = {
 
 
 def _forward(operator: Operator, *args: object, **kwargs: object) -> Task | Handler | None:
-    """Plans an attention."""
     call = AttentionCall.of(operator, args, kwargs)
     if not call.can_be_sharded:
         return None
@@ -55,7 +54,6 @@ def _forward(operator: Operator, *args: object, **kwargs: object) -> Task | Hand
 
 
 def _backward(operator: Operator, *args: object, **kwargs: object) -> Task | Handler | None:
-    """Plans the gradient of an attention."""
     call = AttentionCall.of(operator, args, kwargs)
     if not call.can_be_sharded:
         return None
@@ -84,7 +82,7 @@ def _task(
     compute: Compute,
     in_ring: Callable[[RingAttention], Compute],
 ) -> Task:
-    """Returns the task of `call` by its rule; in a ring it runs `in_ring`, else `compute`."""
+    """Plans `call` by its rule; in a ring it runs `in_ring`, else `compute`."""
     ring = _ring(call)
     if ring is None:
         return Task(rule.without(_LENGTHS), operands, compute, orders=orders)
@@ -99,7 +97,6 @@ def _task(
 
 
 def _orders(operator: Operator, operands: Sequence[Operand]) -> list[Order | None]:
-    """Returns the orders in memory of results that are like `operands`."""
     return [(0, 2, 1, 3) if operator in _BY_LENGTH else order_of(operand) for operand in operands]
 
 
@@ -109,7 +106,7 @@ def _dims(call: AttentionCall) -> tuple[str, str | None]:
 
 
 def _ring(call: AttentionCall) -> Ring | None:
-    """Returns the ring, if one axis alone shards the lengths of query, key and value."""
+    """Finds the ring, if one axis alone shards the lengths of query, key and value."""
     query, key, _ = call.inputs
     layouts = [operand.form.layout for operand in call.inputs]
     ring = Ring.of(layouts, _LENGTH, _LENGTHS, causal=call.causal)
