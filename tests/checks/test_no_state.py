@@ -59,7 +59,7 @@ ALLOWED = {
         ),
         "of classes",
     ),
-    "adapters/capture/trace/trace.py: cache of numbered": "of values, by their numbers",
+    "adapters/capture/trace.py: cache of numbered": "of values, by their numbers",
     "adapters/engine/dispatch.py: cache of _route": "of operators",
     "adapters/torch_private/collectives.py: cache of _collective_of": "of the names of operators",
     "adapters/torch_private/dispatch_modes.py: cache of _computes_nothing": "of operators",

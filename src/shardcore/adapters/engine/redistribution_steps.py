@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from shardcore.adapters.capture.recording.source_line import source_line
+from shardcore.adapters.capture.recording.recorder import source_line
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.ranks.failure import heartbeats
 from shardcore.adapters.torch_private import collectives

@@ -114,7 +114,7 @@ def _keep_renames(recompute: Callable[..., None]) -> Callable[..., None]:
 def _one_gather_at_a_time() -> Any:
     """Makes a pass over Inductor's graph: a gloo all-gather starts after the wait before.
 
-    Two at once corrupt memory there (see `capture.trace.analyses.gathering_ranks`). The trace
+    Two at once corrupt memory there (see `capture.analyses.gathering_ranks`). The trace
     has them in turns, and Inductor keeps the order of collectives; but it may move a wait.
     """
     from torch._inductor.custom_graph_pass import CustomGraphPass

@@ -12,10 +12,10 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
+from shardcore.adapters.capture.analyses import repeat_calls
 from shardcore.adapters.capture.recording.comparison import varying_memories
 from shardcore.adapters.capture.recording.functions import generator_states, set_generator_states
-from shardcore.adapters.capture.trace.rewriting import repeat_calls
-from shardcore.adapters.capture.trace.trace import Call, Literals, Read, Trace, Value, numbered
+from shardcore.adapters.capture.trace import Call, Literals, Read, Trace, Value, numbered
 from shardcore.domain.capture import GuardFailed, NotCaptured
 
 # The most bytes that a run may write before its last check: they are copied at each run.

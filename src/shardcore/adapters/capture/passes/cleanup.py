@@ -6,10 +6,9 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
+from shardcore.adapters.capture.analyses import is_view, rewrite_calls
 from shardcore.adapters.capture.passes.checks import check
-from shardcore.adapters.capture.trace.analyses import is_view
-from shardcore.adapters.capture.trace.rewriting import rewrite_calls
-from shardcore.adapters.capture.trace.trace import Call, Trace, Value, values
+from shardcore.adapters.capture.trace import Call, Trace, Value, values
 
 VIEW = torch.ops.aten.view.default
 _RESHAPE = torch.ops.aten.reshape.default

@@ -6,8 +6,7 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.passes.checks import check
-from shardcore.adapters.capture.trace.analyses import (
+from shardcore.adapters.capture.analyses import (
     FAR,
     gathering_ranks,
     gathers,
@@ -16,11 +15,14 @@ from shardcore.adapters.capture.trace.analyses import (
     live_bytes,
     makers_of,
     needs_of,
+    rename_values,
+    repeat_calls,
+    rewrite_calls,
     sent_bytes,
     with_needs,
 )
-from shardcore.adapters.capture.trace.rewriting import rename_values, repeat_calls, rewrite_calls
-from shardcore.adapters.capture.trace.trace import Call, Trace, Value
+from shardcore.adapters.capture.passes.checks import check
+from shardcore.adapters.capture.trace import Call, Trace, Value
 from shardcore.adapters.torch_private import collectives
 
 _EMPTY = torch.ops.aten.empty.memory_format

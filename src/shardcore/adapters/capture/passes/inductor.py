@@ -6,8 +6,8 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.trace.rewriting import rewrite_calls
-from shardcore.adapters.capture.trace.trace import Call, Form, Number, Trace, values
+from shardcore.adapters.capture.analyses import rewrite_calls
+from shardcore.adapters.capture.trace import Call, Form, Number, Trace, values
 
 
 def with_sizes(trace: Trace) -> Trace:

@@ -12,9 +12,8 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.trace.analyses import is_view, last_uses, makers_of
-from shardcore.adapters.capture.trace.rewriting import rewrite_calls
-from shardcore.adapters.capture.trace.trace import Call, Form, Number, Trace, Value, values
+from shardcore.adapters.capture.analyses import is_view, last_uses, makers_of, rewrite_calls
+from shardcore.adapters.capture.trace import Call, Form, Number, Trace, Value, values
 from shardcore.domain.errors import ControlFlow
 
 _SELECT = torch.ops.aten.select.int

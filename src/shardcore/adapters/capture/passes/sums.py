@@ -11,9 +11,9 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
+from shardcore.adapters.capture.analyses import FAR, makers_of, needs_of
 from shardcore.adapters.capture.passes.checks import check
-from shardcore.adapters.capture.trace.analyses import FAR, makers_of, needs_of
-from shardcore.adapters.capture.trace.trace import Call, Form, Trace, Value, values
+from shardcore.adapters.capture.trace import Call, Form, Trace, Value, values
 from shardcore.domain.cost.gradients import BUCKET_BYTES
 from shardcore.ports.capture import RecordedSum
 

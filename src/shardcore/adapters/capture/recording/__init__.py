@@ -1,4 +1,4 @@
 """Records a step as a trace while it runs.
 
-Import `recorder.Recorder`; `recorder.recording` and `source_line.source_line` say what runs now.
+Import `recorder.Recorder`; `recorder.recording` and `recorder.source_line` say what runs now.
 """

@@ -1,7 +1,7 @@
-"""Functions that read a tensor on the host, or check its values, without an operator."""
+"""Functions of torch that no operator shows: reads on the host, and the state of generators."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, wraps
 from typing import Any
 
@@ -166,3 +166,31 @@ def set_generator_states(states: Sequence[torch.Tensor]) -> None:
     torch.set_rng_state(states[0])
     for state in states[1:]:
         torch.cuda.set_rng_state(state)
+
+
+RecomputationContexts = tuple[AbstractContextManager[None], AbstractContextManager[None]]
+
+
+def recomputation_contexts(as_one_call: Callable[..., Any]) -> RecomputationContexts:
+    """Makes the contexts of a forward pass that begins now, and of its recomputations.
+
+    `torch.utils.checkpoint` saves and restores the random state where no recorder sees it, so these
+    contexts record that. `as_one_call` is of the recorder.
+    """
+    return nullcontext(), _Recomputation(as_one_call, as_one_call(generator_states, (), {}))
+
+
+@attrs.define(eq=False)
+class _Recomputation(AbstractContextManager[None]):
+    """Sets torch's generators to the states `begin`; at the end, to those before."""
+
+    as_one_call: Callable[..., Any]
+    begin: Any
+    _before: Any = attrs.field(default=None, init=False)
+
+    def __enter__(self) -> None:
+        self._before = self.as_one_call(generator_states, (), {})
+        self.as_one_call(set_generator_states, (self.begin,), {})
+
+    def __exit__(self, *error: object) -> None:
+        self.as_one_call(set_generator_states, (self._before,), {})

@@ -1,12 +1,14 @@
 """Records the trace of a step while the step runs."""
 
+import os
 import random
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
-import attrs
 import numpy as np
 import torch
 
@@ -16,13 +18,24 @@ from shardcore.adapters.capture.recording.functions import (
     FunctionListener,
     Unobserved,
     generator_states,
-    set_generator_states,
 )
-from shardcore.adapters.capture.recording.source_line import source_line
 from shardcore.adapters.capture.recording.values import RecordedValues
-from shardcore.adapters.capture.trace.trace import Call, Number, Read, Trace
+from shardcore.adapters.capture.trace import Call, Number, Read, Trace
 from shardcore.adapters.torch_private import Args, Kwargs
 from shardcore.ports.capture import Observer
+from shardcore.ports.measurement import layer_scope
+
+# The folders of torch and shardcore.
+_PACKAGES = str(Path(torch.__file__).parent), str(Path(__file__).parents[3])
+# Keras' files that convert, read and assign what their caller names: the caller's line says more.
+_CONVERSIONS = tuple(
+    os.path.join("keras", "src", *path)
+    for path in (
+        ("backend", "common", "variables.py"),
+        ("backend", "torch", "core.py"),
+        ("ops", "core.py"),
+    )
+)
 
 
 class NoObserver:
@@ -251,29 +264,21 @@ _COMPUTE = "compute with keras.ops, which keeps values in tensors"
 _DRAW = "draw by keras.random, with a SeedGenerator of the layer"
 
 
-RecomputationContexts = tuple[AbstractContextManager[None], AbstractContextManager[None]]
+def source_line() -> str:
+    """Finds the running line of Python, and the layer, or that it is a backward pass."""
+    layer = layer_scope.now()
+    if layer:
+        return f"{_line()}, in layer {layer!r}"
+    return f"{_line()}, in a backward pass" if torch_private.backward_pass() >= 0 else _line()
 
 
-def recomputation_contexts(recorder: Recorder) -> RecomputationContexts:
-    """Makes the contexts of a forward pass that begins now, and of its recomputations.
+def _line() -> str:
+    """Skips the frames of torch, shardcore and conversions."""
+    frame = sys._getframe(1)  # noqa: SLF001 - the name is documented, for uses like this one
+    while frame.f_back is not None and _is_skipped(frame.f_code.co_filename):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
-    `torch.utils.checkpoint` saves and restores the random state where no recorder sees it, so these
-    contexts record that.
-    """
-    return nullcontext(), _Recomputation(recorder, recorder.as_one_call(generator_states, (), {}))
 
-
-@attrs.define(eq=False)
-class _Recomputation(AbstractContextManager[None]):
-    """Sets torch's generators to the states `begin`; at the end, to those before."""
-
-    recorder: Recorder
-    begin: Any
-    _before: Any = attrs.field(default=None, init=False)
-
-    def __enter__(self) -> None:
-        self._before = self.recorder.as_one_call(generator_states, (), {})
-        self.recorder.as_one_call(set_generator_states, (self.begin,), {})
-
-    def __exit__(self, *error: object) -> None:
-        self.recorder.as_one_call(set_generator_states, (self._before,), {})
+def _is_skipped(file: str) -> bool:
+    return file.startswith(_PACKAGES) or file.endswith(_CONVERSIONS)

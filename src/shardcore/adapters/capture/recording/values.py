@@ -10,7 +10,7 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.trace.trace import Form, Trace, Value, numbered
+from shardcore.adapters.capture.trace import Form, Trace, Value, numbered
 from shardcore.adapters.torch_private import Args, Kwargs
 
 # A larger tensor from outside is not copied: it is a constant only if no call writes into it.

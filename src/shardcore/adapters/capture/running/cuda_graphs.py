@@ -17,7 +17,7 @@ import torch
 from shardcore.adapters import switches, torch_private
 from shardcore.adapters.capture.passes.inductor import with_factors_apart
 from shardcore.adapters.capture.running.replay_watch import ReplayWatch
-from shardcore.adapters.capture.trace.trace import (
+from shardcore.adapters.capture.trace import (
     Call,
     Form,
     Literals,

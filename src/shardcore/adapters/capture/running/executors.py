@@ -9,12 +9,12 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
+from shardcore.adapters.capture.analyses import needs_of, with_needs
 from shardcore.adapters.capture.passes import run_passes_for_compiler
 from shardcore.adapters.capture.running import cuda_graphs
 from shardcore.adapters.capture.running.cuda_graphs import Function
 from shardcore.adapters.capture.running.generated import function_of, graph_of
-from shardcore.adapters.capture.trace.analyses import needs_of, with_needs
-from shardcore.adapters.capture.trace.trace import Call, Literals, Trace, numbered, values
+from shardcore.adapters.capture.trace import Call, Literals, Trace, numbered, values
 from shardcore.adapters.ranks.failure import heartbeats
 from shardcore.domain.capture import NotCaptured
 from shardcore.domain.errors import OtherRankFailed, describe_error

@@ -13,15 +13,7 @@ import torch
 from torch import fx
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.trace.trace import (
-    Call,
-    Literals,
-    Number,
-    Trace,
-    Value,
-    numbered,
-    values,
-)
+from shardcore.adapters.capture.trace import Call, Literals, Number, Trace, Value, numbered, values
 from shardcore.adapters.ranks.failure import heartbeats
 from shardcore.domain.capture import GuardFailed
 from shardcore.reporting.errors import CAPTURED

@@ -10,32 +10,13 @@ from shardcore.adapters import torch_private
 from shardcore.adapters.capture import passes
 from shardcore.adapters.capture.passes.checks import Rollback, rollback_of, with_checks
 from shardcore.adapters.capture.passes.sums import Memories
-from shardcore.adapters.capture.recording import audit, comparison
-from shardcore.adapters.capture.recording.audit import CaptureSetting
-from shardcore.adapters.capture.recording.functions import seeded_by_tensor, seeded_generator
-from shardcore.adapters.capture.recording.recorder import (
-    RecomputationContexts,
-    Recorder,
-    recomputation_contexts,
-    recording,
-)
+from shardcore.adapters.capture.recording import comparison, functions
+from shardcore.adapters.capture.recording.recorder import Recorder, recording
 from shardcore.adapters.capture.running import cuda_graphs
 from shardcore.adapters.capture.running.executors import Executors
-from shardcore.adapters.capture.trace.trace import (
-    Literals,
-    Trace,
-    Value,
-    numbered,
-    values,
-)
+from shardcore.adapters.capture.trace import Literals, Trace, Value, numbered, values
 from shardcore.domain.capture import NotCaptured, TracesDiffer
-from shardcore.ports.capture import (
-    Observer,
-    Program,
-    RecordedSum,
-    StartedCollective,
-    StepTrace,
-)
+from shardcore.ports.capture import Observer, Program, RecordedSum, StartedCollective, StepTrace
 
 
 @attrs.frozen
@@ -97,7 +78,7 @@ class TraceCapture:
         self._memories = Memories()
         self._executors = Executors()
         cuda_graphs.wanted()  # a wrong variable is an error of install(), not of a step
-        self._setting = CaptureSetting.of_environment()
+        self._setting = comparison.CaptureSetting.of_environment()
 
     def close(self) -> None:
         """Removes our operators from torch, and drops all CUDA graphs: no program runs any more."""
@@ -129,8 +110,8 @@ class TraceCapture:
     ) -> Any:
         """Runs `step` eagerly, and compares its operators with those of `programs`."""
         recorded = [program for program in programs if isinstance(program, RecordedProgram)]
-        sources = [audit.Source(program.trace, program.literals) for program in recorded]
-        auditor = audit.Auditor(inputs, sources)
+        sources = [comparison.Source(program.trace, program.literals) for program in recorded]
+        auditor = comparison.Auditor(inputs, sources)
         outputs = auditor.run(step)
         auditor.check_end()
         return outputs
@@ -206,21 +187,21 @@ class TraceCapture:
         """Makes a generator with the value of `seed`; a trace has it as one call."""
         recorder = recording()
         if recorder is None:
-            return seeded_generator(seed)
-        generator: torch.Generator = recorder.as_one_call(seeded_generator, (seed,), {})
+            return functions.seeded_generator(seed)
+        generator: torch.Generator = recorder.as_one_call(functions.seeded_generator, (seed,), {})
         return generator
 
     def drawn(self, draw: Callable[..., Any], seed: torch.Tensor, operands: dict[str, Any]) -> Any:
         """Runs `draw` for the number in `seed`: one call of the trace."""
         recorder = recording()
         assert recorder is not None, "no step is being recorded"
-        return recorder.as_one_call(seeded_by_tensor(draw), (seed,), operands)
+        return recorder.as_one_call(functions.seeded_by_tensor(draw), (seed,), operands)
 
-    def recomputation(self) -> RecomputationContexts:
+    def recomputation(self) -> functions.RecomputationContexts:
         """Makes the contexts of a forward pass that begins now, and of its recomputations."""
         recorder = recording()
         assert recorder is not None, "no step is being recorded"
-        return recomputation_contexts(recorder)
+        return functions.recomputation_contexts(recorder.as_one_call)
 
 
 def _overwritten(trace: Trace, before: Trace) -> Set[int]:

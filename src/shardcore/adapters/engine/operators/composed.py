@@ -105,7 +105,7 @@ def _by(run: Handler, operands: slice, training: int | None = None) -> Planner:
     return plan
 
 
-def softmax(x: torch.Tensor, dim: int, in_float: bool) -> Any:
+def _softmax(x: torch.Tensor, dim: int, in_float: bool) -> Any:
     """Reduces over the ranks; a row whose maximum is infinite gives nan, as on one device.
 
     With `in_float`, the result of half precision is in float32.
@@ -115,7 +115,7 @@ def softmax(x: torch.Tensor, dim: int, in_float: bool) -> Any:
     return result if in_float else result.to(x.dtype)
 
 
-def safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
+def _safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
     """Computes zeros where all is minus infinity."""
     values = precise(x)
     largest = reduced(values.amax(dim, keepdim=True))
@@ -124,14 +124,14 @@ def safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) ->
     return (powers / total.masked_fill(total == 0, 1)).to(dtype or x.dtype)
 
 
-def log_softmax(x: torch.Tensor, dim: int, in_float: bool) -> Any:
+def _log_softmax(x: torch.Tensor, dim: int, in_float: bool) -> Any:
     shifted = _shifted(x, dim)
     total = reduced(shifted.exp().sum(dim, keepdim=True))
     result = shifted - total.log()
     return result if in_float else result.to(x.dtype)
 
 
-def logsumexp(x: torch.Tensor, dims: list[int], keepdim: bool = False) -> Any:
+def _logsumexp(x: torch.Tensor, dims: list[int], keepdim: bool = False) -> Any:
     """Reduces over the ranks along `dims`; a maximum may be infinite."""
     values = precise(x)
     largest = reduced(values.amax(dims, keepdim=True))
@@ -141,7 +141,7 @@ def logsumexp(x: torch.Tensor, dims: list[int], keepdim: bool = False) -> Any:
     return log_sum if keepdim else log_sum.squeeze(dims)
 
 
-def softmax_backward(
+def _softmax_backward(
     gradient: torch.Tensor, output: torch.Tensor, dim: int, dtype: torch.dtype
 ) -> Any:
     gradient, probabilities = precise(gradient), precise(output)
@@ -150,7 +150,7 @@ def softmax_backward(
     return (weighted - probabilities * mean).to(dtype)
 
 
-def log_softmax_backward(
+def _log_softmax_backward(
     gradient: torch.Tensor, output: torch.Tensor, dim: int, dtype: torch.dtype
 ) -> Any:
     gradient, logarithms = precise(gradient), precise(output)
@@ -167,12 +167,12 @@ def _shifted(x: torch.Tensor, dim: int) -> Any:
 _SOFTMAX, _LOG_SOFTMAX = torch_private.SOFTMAX
 _SOFTMAX_BACKWARD, _LOG_SOFTMAX_BACKWARD = torch_private.SOFTMAX_BACKWARD
 _BY_OPERATOR: dict[Any, Callable[..., Any]] = {
-    _SOFTMAX: softmax,
-    torch_private.SAFE_SOFTMAX: safe_softmax,
-    _LOG_SOFTMAX: log_softmax,
-    _SOFTMAX_BACKWARD: softmax_backward,
-    _LOG_SOFTMAX_BACKWARD: log_softmax_backward,
-    torch.ops.aten.logsumexp.default: logsumexp,
+    _SOFTMAX: _softmax,
+    torch_private.SAFE_SOFTMAX: _safe_softmax,
+    _LOG_SOFTMAX: _log_softmax,
+    _SOFTMAX_BACKWARD: _softmax_backward,
+    _LOG_SOFTMAX_BACKWARD: _log_softmax_backward,
+    torch.ops.aten.logsumexp.default: _logsumexp,
 }
 
 
