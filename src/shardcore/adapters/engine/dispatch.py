@@ -11,10 +11,9 @@ import torch
 from shardcore.adapters import torch_private
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.operators import HANDLERS, PLANNERS, foreach, pointwise
-from shardcore.adapters.engine.plans.plan import Plan, with_tensors
-from shardcore.adapters.engine.plans.planning import plan_task
-from shardcore.adapters.engine.plans.task import Handler, Operator, Planner, operand
-from shardcore.adapters.engine.redistributed import Redistributed, find_copy
+from shardcore.adapters.engine.plan import Plan, plan_task
+from shardcore.adapters.engine.redistribution import Redistributed, find_copy
+from shardcore.adapters.engine.task import Handler, Operator, Planner, operand, with_tensors
 from shardcore.adapters.engine.tensor import ShardedTensor, is_dense
 from shardcore.adapters.engine.writes import note_view, refresh, run_full, run_full_and_store, write
 from shardcore.domain.errors import ShardedTensorError

@@ -1,7 +1,7 @@
 """The engine: the state that all operators on one mesh share."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -10,10 +10,16 @@ import torch
 import torch.distributed as dist
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.engine.redistributed import UnshardedWeights
 from shardcore.adapters.engine.tensor import Form, Memory, ShardedTensor
 from shardcore.adapters.ranks.job import process_group
 from shardcore.domain.cost.collective_cost import Costs
+from shardcore.domain.engine.held_weights import (
+    PER_STEP,
+    PER_USE,
+    LatestWeights,
+    WeightSize,
+    size_of,
+)
 from shardcore.domain.errors import ShardedTensorError
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.strides import contiguous_strides
@@ -32,6 +38,52 @@ class TensorClasses(Protocol):
     def adopt(self, engine: "Engine", tensor: torch.Tensor) -> ShardedTensor | None:
         """Converts a tensor of another library to a sharded one; None for a plain tensor."""
         ...
+
+
+@attrs.define
+class UnshardedWeights:
+    """A cache of unsharded weights, each valid until it is written or the step ends."""
+
+    sizes: Sequence[WeightSize] = PER_USE
+    # Each with its shard: no other tensor gets its address meanwhile.
+    _latest: dict[WeightSize, LatestWeights[tuple[torch.Tensor, object]]] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._latest = {size: LatestWeights(size) for size in self.sizes}
+
+    def get(self, memory: Memory, part: torch.Tensor, move: Any, engine: Any) -> torch.Tensor:
+        """Looks up the local shard of a weight after `move`; `part` is its stored shard."""
+        stored = move.to_step_order(part)
+        at = torch_private.memory_of(part), part.storage_offset()
+        identity = (at, tuple(stored.shape), stored.stride(), part.dtype)
+        writes = (memory.writes, torch_private.version_of(part))
+        key = (id(memory), writes, identity, move.target)
+        for latest in self._latest.values():
+            cached = latest.find(key)
+            if cached is not None:
+                held: torch.Tensor = move.to_form_order(cached[0])
+                return held
+        value: torch.Tensor = move.run(part, engine)
+        size = size_of(value.nbytes, self.sizes)
+        if size is not None:
+            held = move.to_step_order(value)
+            self._latest[size].add(key, (held, (memory, part)), held.nbytes)
+        return value
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of the weights that it holds."""
+        return sum(latest.bytes for latest in self._latest.values())
+
+    @property
+    def holds_steps(self) -> bool:
+        """Whether weights of any size are held until the step ends."""
+        return self.sizes == PER_STEP
+
+    def clear(self) -> None:
+        """Drops all weights."""
+        for latest in self._latest.values():
+            latest.clear()
 
 
 @attrs.define(eq=False)

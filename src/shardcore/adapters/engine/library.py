@@ -10,11 +10,16 @@ import attrs
 import torch
 import torch.distributed as dist
 
-from shardcore.adapters.engine import differentiable, gradients, redistributed
-from shardcore.adapters.engine.engine import Engine, TensorClasses, process_groups
+from shardcore.adapters.engine import autograd
+from shardcore.adapters.engine.engine import Engine, TensorClasses, UnshardedWeights, process_groups
 from shardcore.adapters.engine.operators.views import read_indices_by_operators
-from shardcore.adapters.engine.redistributed import UnshardedWeights
-from shardcore.adapters.engine.redistribution import GATHERED_BYTES, full, gather_in_pieces, reduced
+from shardcore.adapters.engine.redistribution import (
+    GATHERED_BYTES,
+    clone_if_cached,
+    full,
+    gather_in_pieces,
+    reduced,
+)
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import shard_like
 from shardcore.adapters.ranks.job import exchange, process_group
@@ -74,7 +79,7 @@ class EngineTensors:
     """The port `ShardedTensors` over the mesh of an engine."""
 
     engine: Engine
-    _buckets: gradients.Buckets = attrs.field(factory=gradients.Buckets, init=False)
+    _buckets: autograd.Buckets = attrs.field(factory=autograd.Buckets, init=False)
 
     @property
     def world(self) -> World:
@@ -98,7 +103,7 @@ class EngineTensors:
 
     def shard(self, value: torch.Tensor, layout: Layout) -> Any:
         """Copies this rank's shard of `value`, so that the full tensor can be freed."""
-        return differentiable.redistribute(value, layout, self.engine)
+        return autograd.redistribute(value, layout, self.engine)
 
     def mark_weight(self, tensor: Any) -> Any:
         """Marks `tensor` itself, and returns it."""
@@ -109,14 +114,14 @@ class EngineTensors:
         """Makes the tensor of global `shape` with the local shard `part`; differentiable."""
         expected = layout.local_shape(shape, self.engine.world.position)
         assert tuple(part.shape) == expected, f"{tuple(part.shape)} is not {expected} of {layout}"
-        return differentiable.from_local(part, layout, shape, self.engine)
+        return autograd.from_local(part, layout, shape, self.engine)
 
     def redistribute(self, tensor: torch.Tensor, layout: Layout) -> Any:
         """Redistributes `tensor`, differentiably; the same one if it is in `layout`."""
         own = self._own(tensor)
         if own is tensor and tensor.form.layout == layout.normalized(tensor.form.shape):
             return tensor
-        return differentiable.redistribute(tensor, layout, self.engine)
+        return autograd.redistribute(tensor, layout, self.engine)
 
     def reduce_partial(self, tensor: torch.Tensor) -> Any:
         """Reduces `tensor` in the forward and in the backward pass."""
@@ -138,7 +143,7 @@ class EngineTensors:
         form = own.form
         if form.weight and not form.is_replicated and own.nbytes > GATHERED_BYTES:
             return gather_in_pieces(reduced(own))
-        return redistributed.clone_if_cached(own, full(own))
+        return clone_if_cached(own, full(own))
 
     def to_local(self, tensor: Any) -> torch.Tensor:
         """Takes the local shard, which shares the memory of `tensor`; differentiable."""
@@ -154,7 +159,7 @@ class EngineTensors:
         """Redistributes each gradient into `layout`, by the end of the backward pass."""
 
         def accumulated(parameter: torch.Tensor) -> None:
-            gradients.reduce_gradient(parameter, layout, self._buckets)
+            autograd.reduce_gradient(parameter, layout, self._buckets)
 
         stored.register_post_accumulate_grad_hook(accumulated)  # type: ignore[no-untyped-call]
 
@@ -176,4 +181,4 @@ def _at_output(output: Layout, gradient: torch.Tensor) -> Any:
     """Reduces the gradient of an output, and shards it as the output."""
     if not isinstance(gradient, ShardedTensor):
         return gradient
-    return differentiable.gradient_in(gradient, layout_at_output(gradient.form.layout, output))
+    return autograd.gradient_in(gradient, layout_at_output(gradient.form.layout, output))

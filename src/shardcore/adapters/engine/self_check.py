@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional
 
 from shardcore.adapters.engine.engine import Engine
+from shardcore.adapters.engine.local_shards import LocalShards
 from shardcore.adapters.engine.tensor import ShardedTensor
-from shardcore.adapters.engine.tensor_classes.local_shards import LocalShards
 from shardcore.adapters.torch_private import tree_leaves
 from shardcore.domain.layouts.mesh import Mesh
 from shardcore.ports.world import World

@@ -80,7 +80,7 @@ class Memory:
     # The number of writes into it, which torch does not count below a subclass; each makes copies
     # of the values stale.
     writes: int = 0
-    # Redistributed copies of the values, if any; see `redistributed.py`.
+    # Redistributed copies of the values, if any; see `redistribution.note_copy`.
     redistributed: "dict[Any, Any] | None" = None
     is_viewed: bool = False  # whether the tensor got views while it was partial, which are copies
 

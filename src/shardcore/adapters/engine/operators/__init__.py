@@ -21,8 +21,8 @@ from shardcore.adapters.engine.operators import (
     views,
 )
 from shardcore.adapters.engine.operators.attention import attention
-from shardcore.adapters.engine.plans.task import Handler, Operator, Planner, by_operator
 from shardcore.adapters.engine.redistribution import full
+from shardcore.adapters.engine.task import Handler, Operator, Planner, by_operator
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import reshape, run_full
 

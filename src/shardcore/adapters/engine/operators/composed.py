@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.engine.plans.task import Handler, Operand, Operator, Planner, by_operator
 from shardcore.adapters.engine.redistribution import reduced
+from shardcore.adapters.engine.task import Handler, Operand, Operator, Planner, by_operator
 
 aten = torch.ops.aten
 

@@ -7,14 +7,7 @@ import attrs
 import torch
 
 from shardcore.adapters.engine.operators.views import along, one_result
-from shardcore.adapters.engine.plans.task import (
-    Handler,
-    Operand,
-    Operator,
-    Planner,
-    Task,
-    by_operator,
-)
+from shardcore.adapters.engine.task import Handler, Operand, Operator, Planner, Task, by_operator
 from shardcore.adapters.torch_private import unnamed_operators
 from shardcore.domain.engine.rules import movement
 

@@ -9,7 +9,7 @@ import torch
 
 from shardcore.adapters.engine.operators import slicing
 from shardcore.adapters.engine.operators.views import along
-from shardcore.adapters.engine.plans.task import (
+from shardcore.adapters.engine.task import (
     Handler,
     Operand,
     Parts,

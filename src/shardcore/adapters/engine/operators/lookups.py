@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from shardcore.adapters.engine.plans.planning import run_rule
-from shardcore.adapters.engine.plans.task import (
+from shardcore.adapters.engine.plan import run_rule
+from shardcore.adapters.engine.redistribution import reduced
+from shardcore.adapters.engine.task import (
     Handler,
     Operand,
     Parts,
@@ -21,7 +22,6 @@ from shardcore.adapters.engine.plans.task import (
     by_operator,
     order_of,
 )
-from shardcore.adapters.engine.redistribution import reduced
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.torch_private import unnamed_operators
 from shardcore.adapters.torch_private.operators import Operator

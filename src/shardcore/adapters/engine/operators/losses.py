@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from shardcore.adapters.engine.operators import pointwise
-from shardcore.adapters.engine.plans.task import Handler, Operator, Planner, Task, by_operator
+from shardcore.adapters.engine.task import Handler, Operator, Planner, Task, by_operator
 
 _NONE, _MEAN = 0, 1  # the numbers by which torch names a reduction; any other is a sum
 

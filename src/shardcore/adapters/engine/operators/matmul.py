@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from shardcore.adapters.engine.plans.task import Operand, Operator, Planner, Task, by_operator
+from shardcore.adapters.engine.task import Operand, Operator, Planner, Task, by_operator
 from shardcore.domain.engine.rules import basic
 from shardcore.domain.engine.rules.rule import fits
 

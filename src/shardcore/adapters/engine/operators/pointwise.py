@@ -8,7 +8,7 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.engine.plans.task import (
+from shardcore.adapters.engine.task import (
     Handler,
     Operand,
     Operator,

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.engine.plans.planning import run_rule
-from shardcore.adapters.engine.plans.task import (
+from shardcore.adapters.engine.plan import run_rule
+from shardcore.adapters.engine.task import (
     Handler,
     Operand,
     Parts,

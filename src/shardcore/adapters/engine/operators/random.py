@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from shardcore.adapters.engine.plans.task import Handler, Operator, by_operator
 from shardcore.adapters.engine.redistribution import full, in_layout, local_shard
+from shardcore.adapters.engine.task import Handler, Operator, by_operator
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import write
 from shardcore.adapters.torch_private import tree_map_only

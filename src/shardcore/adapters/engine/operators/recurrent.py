@@ -7,7 +7,7 @@ gives its tensor to the gradient, which is sharded as the output is.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from shardcore.adapters.engine.plans.task import Operand, Operator, Parts, Planner, Task
+from shardcore.adapters.engine.task import Operand, Operator, Parts, Planner, Task
 from shardcore.adapters.torch_private import Args, Kwargs, arguments_of, unnamed_operators
 from shardcore.domain.engine.planner.call import PlacedTensor
 from shardcore.domain.engine.planner.choice import shard_as

@@ -9,8 +9,8 @@ import torch
 from shardcore.adapters import torch_private
 from shardcore.adapters.engine.operators.composed import run_softmax
 from shardcore.adapters.engine.operators.views import along_one
-from shardcore.adapters.engine.plans.task import Handler, Operand, Planner, Task, by_operator
 from shardcore.adapters.engine.redistribution import in_layout, reduced
+from shardcore.adapters.engine.task import Handler, Operand, Planner, Task, by_operator
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.torch_private import Operator
 from shardcore.domain.engine.rules import basic

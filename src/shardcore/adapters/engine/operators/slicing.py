@@ -8,15 +8,8 @@ import attrs
 import torch
 
 from shardcore.adapters.engine.operators.views import one_result, several_results
-from shardcore.adapters.engine.plans.task import (
-    Handler,
-    Operand,
-    Operator,
-    Planner,
-    Task,
-    by_operator,
-)
 from shardcore.adapters.engine.redistribution_steps import run_exchange
+from shardcore.adapters.engine.task import Handler, Operand, Operator, Planner, Task, by_operator
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import note_view
 from shardcore.adapters.ranks.job.threads import check_thread

@@ -9,7 +9,7 @@ import torch
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.engine.engine import Engine
-from shardcore.adapters.engine.plans.task import (
+from shardcore.adapters.engine.task import (
     Compute,
     Operand,
     Operator,

@@ -8,7 +8,7 @@ import torch
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.operators.attention.call import AttentionCall
 from shardcore.adapters.engine.operators.attention.ring import RingAttention, RingExchange
-from shardcore.adapters.engine.plans.task import (
+from shardcore.adapters.engine.task import (
     Compute,
     Handler,
     Operand,

@@ -11,7 +11,7 @@ from typing import Any, Self
 import attrs
 import torch
 
-from shardcore.adapters.engine.plans.task import Operand, Operator
+from shardcore.adapters.engine.task import Operand, Operator
 from shardcore.adapters.torch_private import Args, Kwargs, arguments_of, unnamed_operators
 
 # torch 2.13: the efficient operators read rows of masks, and sums, in blocks of as many elements.

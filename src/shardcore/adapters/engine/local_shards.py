@@ -8,10 +8,10 @@ import torch.distributed as dist
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.engine import dispatch
-from shardcore.adapters.engine.differentiable import full_tensor, to_local
+from shardcore.adapters.engine.autograd import full_tensor, to_local
 from shardcore.adapters.engine.engine import Engine
+from shardcore.adapters.engine.host_access import HostAccess
 from shardcore.adapters.engine.tensor import Form
-from shardcore.adapters.engine.tensor_classes.host_access import HostAccess
 from shardcore.adapters.torch_private import Args, Kwargs, Operator
 from shardcore.domain.layouts.placements import Placement
 from shardcore.ports.world import World

@@ -10,11 +10,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from shardcore.adapters.engine import differentiable
+from shardcore.adapters.engine import autograd
 from shardcore.adapters.engine.engine import Engine
+from shardcore.adapters.engine.host_access import HostAccess
+from shardcore.adapters.engine.local_shards import LocalShardTensor
 from shardcore.adapters.engine.tensor import Form
-from shardcore.adapters.engine.tensor_classes.host_access import HostAccess
-from shardcore.adapters.engine.tensor_classes.local_shards import LocalShardTensor
 from shardcore.adapters.torch_private.dtensor import DTensorSpec, GivenDTensor, TensorMeta
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.layouts import placements as domain
@@ -41,11 +41,11 @@ class ShardedDTensor(HostAccess, GivenDTensor):
 
     def to_local(self, *, grad_placements: Sequence[Placement] | None = None) -> torch.Tensor:
         """Takes the local shard, sharing the memory of this tensor; differentiable."""
-        return differentiable.to_local(self, self._layout_of(grad_placements))
+        return autograd.to_local(self, self._layout_of(grad_placements))
 
     def full_tensor(self, *, grad_placements: Sequence[Placement] | None = None) -> torch.Tensor:
         """All-gathers a plain tensor; differentiable. All ranks call it together."""
-        return differentiable.full_tensor(self, self._layout_of(grad_placements))
+        return autograd.full_tensor(self, self._layout_of(grad_placements))
 
     def redistribute(
         self,
@@ -74,7 +74,7 @@ class ShardedDTensor(HostAccess, GivenDTensor):
                 f"{self.device_mesh}."
             )
         tensor = self if forward_dtype is None else self.to(forward_dtype)
-        return cast(ShardedDTensor, differentiable.redistribute(tensor, layout, self.engine))
+        return cast(ShardedDTensor, autograd.redistribute(tensor, layout, self.engine))
 
     def _layout_of(self, placements: Sequence[Placement] | None) -> Layout | None:
         return None if placements is None else layout_of(self.engine.world, placements, self.ndim)
