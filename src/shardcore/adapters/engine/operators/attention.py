@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from shardcore.adapters.engine.engine import Engine
-from shardcore.adapters.engine.operators.attention.call import AttentionCall
-from shardcore.adapters.engine.operators.attention.ring import RingAttention, RingExchange
+from shardcore.adapters.engine.operators.attention_call import AttentionCall
+from shardcore.adapters.engine.operators.ring_attention import RingAttention, RingExchange
 from shardcore.adapters.engine.task import (
     Compute,
     Handler,

@@ -15,7 +15,7 @@ import attrs
 import torch
 
 from shardcore.adapters.engine.engine import Engine
-from shardcore.adapters.engine.operators.attention.call import AttentionCall
+from shardcore.adapters.engine.operators.attention_call import AttentionCall
 from shardcore.adapters.engine.operators.composed import precise
 from shardcore.adapters.engine.redistribution_steps import wait
 from shardcore.adapters.engine.task import Parts
