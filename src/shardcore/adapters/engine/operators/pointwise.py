@@ -190,12 +190,10 @@ def _loss_backward(position: int) -> Planner:
 
 
 def _planner(position: int, reduce: Handler) -> Planner:
-    def plan(operator: Operator, *args: object) -> Task | Handler | None:
-        if _reduction(args, position) == _NONE:
-            return plan(operator, *args)
-        return reduce
+    def plan_loss(operator: Operator, *args: object) -> Task | Handler | None:
+        return plan(operator, *args) if _reduction(args, position) == _NONE else reduce
 
-    return plan
+    return plan_loss
 
 
 def _reduction(args: tuple[Any, ...], position: int) -> int:
