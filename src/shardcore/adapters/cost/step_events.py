@@ -146,7 +146,6 @@ class StepEvents(StepMemory):
     # Where in the step this thread is.
 
     def _locate(self, operands: object, owners: set[str]) -> None:
-        """Goes to the part of the step to which the next operator belongs."""
         if torch_private.backward_pass() >= 0:
             if not self._in_pass:
                 self._in_pass = True

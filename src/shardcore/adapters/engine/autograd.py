@@ -224,7 +224,6 @@ class _RecordedSum:
 
     @classmethod
     def of(cls, gradient: ShardedTensor, recorder: Recorder) -> "_RecordedSum":
-        """Records the all-reduce of `gradient`."""
         part = gradient.part
         ((axis, _),) = gradient.form.layout.partial
         with recorder.paused():

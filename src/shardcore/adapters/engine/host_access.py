@@ -222,7 +222,6 @@ def _replace_data(undo: ExitStack) -> None:
 
 
 def _to_dlpack(original: Callable[..., Any], tensor: Any, *args: object, **options: object) -> Any:
-    """Exports the full tensor to other libraries, as `__dlpack__` does."""
     if isinstance(tensor, ShardedTensor):
         tensor.meet_to_read()
         tensor = tensor.full_tensor().detach()
@@ -244,7 +243,6 @@ def _init_fsdp(
 
 
 def _refuse_sharded(module: Any, call: str) -> None:
-    """Refuses modules with sharded parameters or buffers."""
     for part in module if isinstance(module, list | tuple) else [module]:
         for name, tensor in [*part.named_parameters(), *part.named_buffers()]:
             if isinstance(tensor, ShardedTensor):
@@ -258,7 +256,6 @@ def _refuse_sharded(module: Any, call: str) -> None:
 
 
 def _replace(calls: dict[Callable[..., Any], Callable[..., Any]], undo: ExitStack) -> None:
-    """Replaces functions by calls that get them: in torch, and in modules of the user."""
     replacements = {
         id(original): _with_original(original, call) for original, call in calls.items()
     }
@@ -274,8 +271,6 @@ def _replace(calls: dict[Callable[..., Any], Callable[..., Any]], undo: ExitStac
 
 
 def _with_original(original: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `call`, which gets the original as its first argument."""
-
     @functools.wraps(original)
     def replacement(*args: object, **options: object) -> Any:
         return call(original, *args, **options)

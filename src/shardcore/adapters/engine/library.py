@@ -10,16 +10,9 @@ import attrs
 import torch
 import torch.distributed as dist
 
-from shardcore.adapters.engine import autograd
+from shardcore.adapters.engine import autograd, redistribution
 from shardcore.adapters.engine.engine import Engine, TensorClasses, UnshardedWeights, process_groups
 from shardcore.adapters.engine.operators.views import read_indices_by_operators
-from shardcore.adapters.engine.redistribution import (
-    GATHERED_BYTES,
-    clone_if_cached,
-    full,
-    gather_in_pieces,
-    reduced,
-)
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import shard_like
 from shardcore.adapters.ranks.job import exchange, process_group
@@ -141,9 +134,9 @@ class EngineTensors:
             return tensor.detach()
         own = own.detach()
         form = own.form
-        if form.weight and not form.is_replicated and own.nbytes > GATHERED_BYTES:
-            return gather_in_pieces(reduced(own))
-        return clone_if_cached(own, full(own))
+        if form.weight and not form.is_replicated and own.nbytes > redistribution.GATHERED_BYTES:
+            return redistribution.gather_in_pieces(redistribution.reduced(own))
+        return redistribution.clone_if_cached(own, redistribution.full(own))
 
     def to_local(self, tensor: Any) -> torch.Tensor:
         """Takes the local shard, which shares the memory of `tensor`; differentiable."""

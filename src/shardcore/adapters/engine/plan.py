@@ -123,7 +123,6 @@ class Plan:
     def _call(
         self, parts: list[torch.Tensor], args: tuple[object, ...], kwargs: Kwargs | None
     ) -> Any:
-        """Runs the operator itself, with `parts` in the place of tensors."""
         if self._positions is None:
             self._positions = tensor_positions(args, kwargs)
         if self._positions:

@@ -11,12 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from shardcore.adapters.torch_private.collectives import (
-    CollectiveCall,
-    collective_call,
-    is_autograd_wrapper,
-    is_wait,
-)
+from shardcore.adapters.torch_private import collectives
 from shardcore.adapters.torch_private.operators import Operator, is_fused
 from shardcore.adapters.torch_private.trees import Args, Kwargs, tree_leaves
 
@@ -91,7 +86,7 @@ class OperatorListener(_OfPlainTensors):  # type: ignore[no-untyped-call]
 
 @cache
 def _computes_nothing(operator: Operator) -> bool:
-    return is_autograd_wrapper(operator) or operator._schema.name.startswith(PROFILER)
+    return collectives.is_autograd_wrapper(operator) or operator._schema.name.startswith(PROFILER)
 
 
 def _is_without_values(nest: object) -> bool:
@@ -159,7 +154,7 @@ class _WithoutUpdatesAndWaits(_OfPlainTensors):  # type: ignore[no-untyped-call]
     """
 
     def _run(self, operator: Operator, args: Args, kwargs: Kwargs) -> Any:
-        if is_wait(operator):
+        if collectives.is_wait(operator):
             return args[0]
         return None if is_fused(operator) else operator(*args, **kwargs)
 
@@ -212,14 +207,14 @@ class CollectiveListener(OperatorListener):  # type: ignore[no-untyped-call]
 
     def __init__(
         self,
-        listen: Callable[[CollectiveCall], None],
+        listen: Callable[[collectives.CollectiveCall], None],
         operator_scope: Callable[[Any, Any], AbstractContextManager[Callable[[Any], None]]]
         | None = None,
         *,
         values: bool = True,
     ) -> None:
         def before(operator: Operator, args: Args, kwargs: Kwargs) -> None:
-            started = collective_call(operator, args)
+            started = collectives.collective_call(operator, args)
             if started is not None:
                 listen(started)
 

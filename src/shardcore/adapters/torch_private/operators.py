@@ -184,7 +184,6 @@ def written_operands(
 
 @cache
 def _written_arguments(operator: object) -> tuple[tuple[int, str], ...]:
-    """Lists positions and names."""
     schema = getattr(operator, "_schema", None)
     arguments = () if schema is None else schema.arguments
     return tuple(

@@ -116,7 +116,6 @@ _SCALING = {"add", "sub", "addmm", "addmv", "addr", "addbmm", "baddbmm"}
 
 
 def _scaled(call: Call, factor: Any, trace: Trace) -> Any:
-    """Multiplies the second operand of `call`, a tensor or a list of them, by the factor."""
     by = factor.value if isinstance(factor, Number) else factor
 
     def times(value: Any) -> Any:

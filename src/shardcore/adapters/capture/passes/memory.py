@@ -88,7 +88,6 @@ class _Update:
             self.parts |= dict.fromkeys(call.results, part)
 
     def _selection(self, call: Call) -> tuple[int, int]:
-        """Counts the dim and the index of a selection from the beginning."""
         form = self.trace.form(call.args[0])
         dim = call.args[1] % len(form.shape)
         return dim, call.args[2] % form.shape[dim]
@@ -135,7 +134,7 @@ class _Update:
                     raise _NotDonated
                 continue
             earlier = [part for at, part in indices.items() if at < index]
-            if any(_overlap(part, other) for part in old for other in earlier):
+            if any(_may_overlap(part, other) for part in old for other in earlier):
                 raise _NotDonated
 
     def _is_old(self, value: Value) -> bool:
@@ -173,7 +172,7 @@ class _Update:
         return rewrite_calls(self.trace, rewrite)
 
 
-def _overlap(part: _Part, other: _Part) -> bool:
+def _may_overlap(part: _Part, other: _Part) -> bool:
     for (dim, index), (other_dim, other_index) in zip(part, other, strict=False):
         if (dim, index) != (other_dim, other_index):
             return dim != other_dim

@@ -114,8 +114,7 @@ def _is_odd(call: Call, trace: Trace) -> bool:
     return trace.form(call.args[0]).bytes % ROUND_BYTES != 0
 
 
-def _kind(call: Call, trace: Trace) -> Any:
-    """Combines what all-reduces of one bucket share: operation, group, dtype and device."""
+def _bucket_key(call: Call, trace: Trace) -> Any:
     form = trace.form(call.args[0])
     return (*call.args[1:], form.dtype, form.device)
 
@@ -124,7 +123,7 @@ def _limits(trace: Trace, sums_at: dict[int, RecordedSum], most: int, small: int
     """Computes, by kind, the bytes after which a bucket starts."""
     totals: Counter[Any] = Counter()
     for index, recorded_sum in sums_at.items():
-        totals[_kind(trace.calls[index], trace)] += recorded_sum.bytes
+        totals[_bucket_key(trace.calls[index], trace)] += recorded_sum.bytes
     return {
         kind: most if total <= small else math.ceil(total / (math.ceil(total / most) + 1))
         for kind, total in totals.items()
@@ -170,7 +169,7 @@ def _buckets(
                 if not _is_small(call, trace):
                     bucket.large = min(bucket.large, now)
         if index in sums_at:
-            kind = _kind(call, trace)
+            kind = _bucket_key(call, trace)
             bucket = buckets.setdefault(kind, _OpenBucket())
             bucket.indices.append(index)
             bucket.bytes += sums_at[index].bytes

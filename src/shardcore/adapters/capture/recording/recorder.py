@@ -13,12 +13,7 @@ import numpy as np
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.recording.functions import (
-    NUMBERS,
-    FunctionListener,
-    Unobserved,
-    generator_states,
-)
+from shardcore.adapters.capture.recording import functions
 from shardcore.adapters.capture.recording.values import RecordedValues
 from shardcore.adapters.capture.trace import Call, Number, Read, Trace
 from shardcore.adapters.torch_private import Args, Kwargs
@@ -65,27 +60,27 @@ class Recorder:
         # By their text, the numbers that torch reads from tensors in a call; and those it uses.
         self._taken: dict[str, tuple[torch.Tensor, Any]] | None = None
         self._used: set[str] = set()
-        self._drawn = generator_states()
+        self._drawn = functions.generator_states()
         self.trace.inputs = [self._values.from_outside(tensor) for tensor in inputs]
 
     def run(self, step: Callable[[], Any]) -> Any:
         """Runs `step`, and records it in `trace`."""
         assert recording() is None, "a step is being recorded already"
         before = _recording.set(self)
-        host = _host_generators()
+        host = _host_generator_states()
         try:
-            unobserved = Unobserved(self._observer)
-            functions = FunctionListener(
+            unobserved = functions.Unobserved(self._observer)
+            function_listener = functions.FunctionListener(
                 self.read, self.refuse, self.numbers, self.as_one_call, unobserved
             )
             listener = torch_private.OperatorListener(self._begin, self._end, unobserved)
-            with listener, functions:
+            with listener, function_listener:
                 self._observer.enable()
                 outputs = step()
         finally:
             self._observer.disable()
             _recording.reset(before)
-        self.trace.draws_on_host = _host_generators() != host
+        self.trace.draws_on_host = _host_generator_states() != host
         self._check_generator()
         if not self.trace.refusal:
             self.trace.outputs = self._values.values_in(outputs)
@@ -93,7 +88,7 @@ class Recorder:
 
     def _check_generator(self) -> None:
         """Checks that draws alone changed torch's generators: no operator sets their state."""
-        states = generator_states()
+        states = functions.generator_states()
         if len(states) != len(self._drawn) or not all(map(torch.equal, states, self._drawn)):
             self.refuse("the state of torch's random generator is set in the step", _DRAW)
 
@@ -143,9 +138,8 @@ class Recorder:
         return None if self.trace.refusal else references
 
     def _end(self, operator: Any, args: Args, kwargs: Kwargs, references: Any, result: Any) -> None:
-        """Notes an operator that has run."""
         if torch_private.draws(operator):
-            self._drawn = generator_states()
+            self._drawn = functions.generator_states()
         if operator is torch_private.ITEM and self._taken is not None:
             self._taken[repr(result)] = args[0], result
             return
@@ -168,7 +162,7 @@ class Recorder:
         self, operator: Any, args: Args, kwargs: Kwargs, references: tuple[Any, Any], result: Any
     ) -> None:
         taken = self._taken or {}
-        for name in kwargs.keys() & NUMBERS if taken else ():
+        for name in kwargs.keys() & functions.NUMBERS if taken else ():
             text = repr(kwargs[name])
             if text in taken:
                 self._used.add(text)
@@ -185,7 +179,6 @@ class Recorder:
         self.trace.calls.append(call)
 
     def _note_read(self, read: Read) -> None:
-        """Notes that values were read on the host."""
         self.trace.reads.append(read)
 
     def _append_view_of_storage(self, result: torch.Tensor) -> None:
@@ -211,7 +204,7 @@ class Recorder:
             result = function(*args, **kwargs)
         self._append(function, args, kwargs, self._values.operands(args, kwargs), result)
         if torch_private.draws(function):
-            self._drawn = generator_states()
+            self._drawn = functions.generator_states()
         return result
 
     def append(self, operator: Any, args: Args, result: torch.Tensor) -> None:
@@ -254,8 +247,7 @@ def recording() -> Recorder | None:
     return _recording.get()
 
 
-def _host_generators() -> Any:
-    """Reads the states of the generators of Python and NumPy."""
+def _host_generator_states() -> Any:
     state: Any = np.random.get_state(legacy=False)
     return random.getstate(), state["state"]["key"].tobytes(), state["state"]["pos"]
 

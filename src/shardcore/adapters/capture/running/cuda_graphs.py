@@ -138,7 +138,9 @@ class Replayed:
         is_recorded = (addresses, self.pool.failures) == (self._addresses, self._failures)
         if self._runs > 1 and not self._failed and (self._graph is None or not is_recorded):
             if self.has_collectives and self._graph is not None:
-                raise EnvironmentProblem(_recorded_alone(has_moved=addresses != self._addresses))
+                raise EnvironmentProblem(
+                    _message_of_recording_alone(has_moved=addresses != self._addresses)
+                )
             self._addresses, self._failures = addresses, self.pool.failures
             self._record(operands)
         if self._graph is None:
@@ -180,7 +182,7 @@ class Replayed:
         logger.debug("A captured step is replayed as a CUDA graph, recorded in %.2f s", seconds)
 
 
-def _recorded_alone(*, has_moved: bool) -> str:
+def _message_of_recording_alone(*, has_moved: bool) -> str:
     why = (
         "a variable has moved to other memory. Assign to a variable in place (variable.assign)."
         if has_moved
@@ -243,7 +245,7 @@ def reason_against(trace: Trace, literals: Literals, free_bytes: int) -> str:
         return "a tensor of its batch has gaps"
     takes_collectives = wanted() == WITH_COLLECTIVES
     for call in trace.calls:
-        if reason := _reason(call, trace, takes_collectives=takes_collectives):
+        if reason := _reason_against_call(call, trace, takes_collectives=takes_collectives):
             return reason
     needed = sum(trace.form(value).bytes for value in trace.inputs)
     needed += sum(size for call in trace.calls for size in _bytes(call, trace))
@@ -271,7 +273,7 @@ def wanted() -> str:
     return switches.chosen(VARIABLE, _VALUES, "1")
 
 
-def _reason(call: Call, trace: Trace, *, takes_collectives: bool) -> str:
+def _reason_against_call(call: Call, trace: Trace, *, takes_collectives: bool) -> str:
     if torch_private.is_of_collectives(call.operator) and not takes_collectives:
         return f"it starts collectives: {call.line}"
     if call.collective and torch_private.runs_on_gloo(call.args[-1], _GPU):

@@ -106,7 +106,6 @@ class _Writer:
 
     @property
     def given(self) -> list[Value]:
-        """The operands of the function."""
         outside = (numbered(n) for n in self.trace.outside if n not in self.literals)
         return [*self.trace.inputs, *outside]
 
@@ -203,7 +202,6 @@ class _Source:
     text: str
 
     def get_source(self, name: str) -> str:
-        """Serves `linecache`."""
         return self.text
 
 

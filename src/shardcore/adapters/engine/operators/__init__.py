@@ -26,13 +26,11 @@ from shardcore.adapters.engine.writes import reshape, run_full
 
 
 def _item(operator: Operator, tensor: ShardedTensor) -> Any:
-    """Runs `float(x)`, `x.item()` on the full tensor."""
     tensor.meet_to_read()
     return operator(full(tensor))
 
 
 def _equal(operator: Operator, one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Runs `torch.equal` on full tensors."""
     for tensor in (one, other):
         if isinstance(tensor, ShardedTensor):
             tensor.meet_to_read()

@@ -56,13 +56,12 @@ def _batch_norm(_operator: Operator, *args: Any) -> Any:
     if bias is not None:
         output = output + _per_channel(bias, x)
     count = _samples(x)
-    _follow(running_mean, mean, momentum)
-    _follow(running_var, variance * (count / max(count - 1, 1)), momentum)
+    _update_running(running_mean, mean, momentum)
+    _update_running(running_var, variance * (count / max(count - 1, 1)), momentum)
     return output.to(x.dtype), mean, one_over
 
 
 def _batch_norm_backward(_operator: Operator, *args: Any) -> Any:
-    """Computes the gradients of input, weight and bias that the mask selects."""
     gradient, x, weight, _, _, mean, one_over, _, _, mask = args
     gradient, dims = reduced(precise(gradient)), _sample_dims(x)
     normalized = (precise(x) - _per_channel(mean, x)) * _per_channel(one_over, x)
@@ -87,8 +86,7 @@ def _per_channel(values: torch.Tensor, x: torch.Tensor) -> Any:
     return values.reshape([1, -1, *[1] * (x.ndim - 2)])
 
 
-def _follow(running: torch.Tensor | None, value: torch.Tensor, momentum: float) -> None:
-    """Updates a running statistic, if there is one, by that of the batch."""
+def _update_running(running: torch.Tensor | None, value: torch.Tensor, momentum: float) -> None:
     if running is not None:
         running.mul_(1 - momentum).add_(value.to(running.dtype), alpha=momentum)
 

@@ -5,16 +5,10 @@ from typing import Any
 import torch
 
 from shardcore.adapters import torch_private
+from shardcore.adapters.engine import writes
 from shardcore.adapters.engine.operators.reductions import squares
 from shardcore.adapters.engine.redistribution import full, reduced
 from shardcore.adapters.engine.tensor import ShardedTensor
-from shardcore.adapters.engine.writes import (
-    is_alike,
-    reduce_in_place,
-    run_full_and_store,
-    shard_like,
-    write_through,
-)
 from shardcore.adapters.torch_private import is_fused, tree_map_only, writes_first, written_operands
 from shardcore.adapters.torch_private.operators import Operator
 from shardcore.domain.engine.rules.rule import fits
@@ -86,7 +80,7 @@ def _write(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     first = targets[0]
     if isinstance(first, ShardedTensor) and first.copied is not None:
         plain = tree_map_only(ShardedTensor, full, others)
-        write_through(first, lambda view: operator([view], *plain, **kwargs))
+        writes.write_through(first, lambda view: operator([view], *plain, **kwargs))
         return
     written = [
         target
@@ -94,10 +88,10 @@ def _write(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         if isinstance(target, ShardedTensor)
     ]
     if is_fused(operator) and not _are_alike(args):
-        run_full_and_store(operator, *args, **kwargs)
+        writes.run_full_and_store(operator, *args, **kwargs)
         return
     for target in written:
-        reduce_in_place(target)
+        writes.reduce_in_place(target)
     operands = [_local_operand(arg, targets) for arg in args]
     if is_fused(operator):  # it expects gradients with the strides of its targets
         operands[1] = [gradient.contiguous() for gradient in operands[1]]
@@ -111,7 +105,7 @@ def _are_alike(args: tuple[object, ...]) -> bool:
     variables, _gradients, *states = (arg for arg in args if isinstance(arg, list | tuple))
     pairs = (pair for moments in states for pair in zip(variables, moments, strict=False))
     return all(
-        isinstance(moment, ShardedTensor) and is_alike(variable, moment)
+        isinstance(moment, ShardedTensor) and writes.is_alike(variable, moment)
         for variable, moment in pairs
         if isinstance(variable, ShardedTensor) and moment.ndim
     )
@@ -136,5 +130,5 @@ def _local_operand(operand: object, targets: list[Any]) -> Any:
 
 def _local_value(value: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     if isinstance(target, ShardedTensor):
-        return target.part if value is target else shard_like(value, target)
+        return target.part if value is target else writes.shard_like(value, target)
     return full(value) if isinstance(value, ShardedTensor) else value

@@ -74,12 +74,10 @@ def _convolution_backward(
 
 
 def _groups(channels: layers.Channels, part: torch.Tensor) -> int:
-    """Counts the groups in this rank's part of the input."""
     return 1 if channels.groups == 1 else part.shape[1] // channels.per_input
 
 
 def _planes(operator: Operator, tensor: Operand, *rest: object) -> Task:
-    """Plans an operator on each plane of the last dims."""
     return _in_order(_contiguous_planes(operator, tensor, *rest))
 
 

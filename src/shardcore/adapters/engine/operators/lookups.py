@@ -115,7 +115,6 @@ def _nll_loss(
     reduction: int,
     ignored: int,
 ) -> Any:
-    """Plans the loss and the total weight."""
     local = _NONE if reduction == _NONE else _SUM
     sums = (() if local == _SUM else tuple(target.shape), ())
 

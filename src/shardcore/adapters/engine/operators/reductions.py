@@ -213,7 +213,6 @@ def _norm_of_rows(
 def _topk(
     operator: Operator, tensor: Operand, _count: int, dim: int = -1, *_: object, **_kwargs: object
 ) -> Task:
-    """Plans `topk(tensor, count, dim, ...)`."""
     return _along_one(operator, tensor, dim)
 
 

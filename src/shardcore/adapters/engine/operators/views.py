@@ -9,15 +9,8 @@ import torch
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.engine.engine import Engine
-from shardcore.adapters.engine.task import (
-    Compute,
-    Operand,
-    Operator,
-    Parts,
-    Planner,
-    Task,
-    by_operator,
-)
+from shardcore.adapters.engine.task import Compute, Operand, Parts, Planner, Task, by_operator
+from shardcore.adapters.torch_private import Operator
 from shardcore.domain.engine.planner.choice import Sharding
 from shardcore.domain.engine.redistribution.segments import sharded_dims
 from shardcore.domain.engine.rules import basic, movement
