@@ -1,4 +1,4 @@
-"""The rates of this machine, as its ranks reach them at the same time."""
+"""The rates of this machine, as its ranks reach them at the same time, for costs (ADR 26)."""
 
 import os
 import statistics

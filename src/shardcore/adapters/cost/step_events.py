@@ -1,4 +1,4 @@
-"""The events of a step that runs on tensors without values, each with the block it belongs to."""
+"""The events of a step on tensors without values, each with its block (ADR 46)."""
 
 from bisect import bisect_right
 from collections import Counter

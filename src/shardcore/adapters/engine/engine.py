@@ -42,7 +42,10 @@ class TensorClasses(Protocol):
 
 @attrs.define
 class UnshardedWeights:
-    """A cache of unsharded weights, each valid until it is written or the step ends."""
+    """A cache of unsharded weights, each valid until it is written or the step ends (ADR 49).
+
+    A recurrent layer uses its kernel at each time step, and the kernel is all-gathered once.
+    """
 
     sizes: Sequence[WeightSize] = PER_USE
     # Each with its shard: no other tensor gets its address meanwhile.
@@ -161,7 +164,7 @@ class Engine:
         return self.wrap(value, self.form(shape, layout, value.dtype, value.device, strides))
 
     def as_sharded(self, tensor: torch.Tensor) -> ShardedTensor:
-        """Converts `tensor` to one of this engine; a plain one counts as replicated."""
+        """Converts `tensor` to one of this engine; a plain one counts as replicated (ADR 3)."""
         adopted = self.adopt(tensor)
         return self.replicated(tensor.detach()) if adopted is None else adopted
 

@@ -52,7 +52,10 @@ def open_engine(
 
 
 def _hosts(options: str) -> tuple[str, ...]:
-    """Lists the host of each process, and compares the options of all ranks. A collective."""
+    """Lists the host of each process. A collective.
+
+    Ranks with other options would plan other collectives, and hang (ADR 26): all raise an error.
+    """
     own = (options, socket.gethostname())
     if process_group.is_simulated():
         return (own[1],) * process_group.world_size()
@@ -117,7 +120,7 @@ class EngineTensors:
         return autograd.redistribute(tensor, layout, self.engine)
 
     def reduce_partial(self, tensor: torch.Tensor) -> Any:
-        """Reduces `tensor` in the forward and in the backward pass."""
+        """Reduces the output of a layer in the forward and in the backward pass (ADR 4)."""
         own = self._own(tensor)
         if own is None:
             return tensor

@@ -1,4 +1,4 @@
-"""Inductor, torch's compiler of graphs."""
+"""Inductor, torch's compiler of graphs, with two of its errors corrected (ADR 19)."""
 
 import functools
 import hashlib
@@ -23,7 +23,7 @@ def compile_graph(module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> C
 
     The graph of `module` is dropped: the code has its tensors, and nothing reads the graph again.
 
-    The code is in torch's cache on disk, from which any process loads an equal step.
+    The code is in torch's cache on disk, from which any process loads an equal step (ADR 22).
 
     torch 2.13: `torch.compile` would trace the graph again and guard what needs no guards;
     `torch._inductor.compile` takes no settings for one graph alone. `reorder_for_locality` would

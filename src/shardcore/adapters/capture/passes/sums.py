@@ -91,7 +91,8 @@ def in_buckets(
     for bucket in buckets:
         # Tensors of odd sizes come last, so that the others are aligned in memory.
         calls = sorted(
-            (trace.calls[index] for index in bucket), key=lambda call: _is_odd(call, trace)
+            (trace.calls[index] for index in bucket),
+            key=lambda call: trace.form(call.args[0]).bytes % ROUND_BYTES != 0,
         )
         if len(calls) > 1:
             forms = [trace.form(call.args[0]) for call in calls]
@@ -108,10 +109,6 @@ def in_buckets(
     order = _order(needs, buckets)
     chunks = (replacements.get(index, [trace.calls[index]]) for index in order)
     return new_trace.with_calls(chain.from_iterable(chunks))
-
-
-def _is_odd(call: Call, trace: Trace) -> bool:
-    return trace.form(call.args[0]).bytes % ROUND_BYTES != 0
 
 
 def _bucket_key(call: Call, trace: Trace) -> Any:

@@ -246,7 +246,7 @@ class CaptureSetting:
     """The wishes of a user about captured steps.
 
     Args:
-        at_once: Whether steps are recorded from the first one on, whether it pays or not.
+        at_once: Whether steps are recorded from the first one on, whether it pays (ADR 59) or not.
         audit_interval: One in so many captured steps is audited; 0 if none is.
     """
 

@@ -93,7 +93,10 @@ class Recorder:
             self.refuse("the state of torch's random generator is set in the step", _DRAW)
 
     def refuse(self, why: str, remedy: str) -> None:
-        """Notes why no program can be made of the step, and what to do; the first reason counts."""
+        """Notes why no program can be made of the step, and what to do; the first reason counts.
+
+        A step of which something is not seen runs eagerly (ADR 55).
+        """
         if not self.trace.refusal:
             self.trace.refusal = f"{why}, at {source_line()}: {remedy}"
 

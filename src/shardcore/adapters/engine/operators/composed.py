@@ -45,7 +45,7 @@ def precise(x: torch.Tensor) -> Any:
 
 
 def _batch_norm(_operator: Operator, *args: Any) -> Any:
-    """Normalizes in training over the global batch; returns output, mean, and inverse deviation."""
+    """Normalizes over the global batch (ADR 5); returns output, mean, and inverse deviation."""
     x, weight, bias, running_mean, running_var, _, momentum, eps = args
     values = reduced(precise(x))
     variance, mean = torch.var_mean(values, dim=_sample_dims(x), correction=0)

@@ -81,6 +81,7 @@ def _reshape(_operator: Operator, tensor: Operand, sizes: Sequence[int]) -> Task
     """Plans a reshape; it copies if the local shard allows no view."""
     rest = max(prod(size for size in sizes if size != -1), 1)
     target = tuple(tensor.numel() // rest if size == -1 else size for size in sizes)
+    # Some axes may shard the segments of a dim, and others within them (ADR 50).
     sharded = sharded_dims(tensor.form.layout, tensor.shape, target)
     rule = movement.reshape(tensor.shape, target, sharded)
 
