@@ -33,14 +33,12 @@ _CONVERSIONS = tuple(
 )
 
 
-class NoObserver:
+class _NoObserver:
     """An observer that notes nothing."""
 
-    def enable(self) -> None:
-        """Does nothing."""
+    def enable(self) -> None: ...
 
-    def disable(self) -> None:
-        """Does nothing."""
+    def disable(self) -> None: ...
 
 
 class Recorder:
@@ -53,7 +51,7 @@ class Recorder:
 
     def __init__(self, inputs: Sequence[Any], observer: Observer | None = None) -> None:
         self.trace = Trace()
-        self._observer = observer or NoObserver()
+        self._observer = observer or _NoObserver()
         self._values = RecordedValues(self.trace, self.refuse, self.paused)
         self._inputs = inputs  # kept alive: no other tensor gets their memory
         self._busy = False
