@@ -7,7 +7,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from shardcore.adapters.capture.recording.recorder import Recorder
 from shardcore.adapters.capture.running.generated import function_of
-from shardcore.adapters.capture.trace.trace import Value
+from shardcore.adapters.capture.trace import Value
 from shardcore.adapters.torch_private import tree_leaves
 
 

@@ -47,8 +47,8 @@ def open_dtensor(
     """
     if world.mesh.size == 1:  # one device has nothing to shard, and plain tensors are faster
         return SingleDeviceStrategy(world)
+    from shardcore.adapters.engine.dtensors import DTensors
     from shardcore.adapters.engine.library import open_engine
-    from shardcore.adapters.engine.tensor_classes.dtensors import DTensors
 
     return kind(open_engine(world, DTensors.over, weights, gathered, links))
 
@@ -64,7 +64,7 @@ def _open_manual(
     if world.mesh.size == 1:
         return SingleDeviceStrategy(world)
     from shardcore.adapters.engine.library import open_engine
-    from shardcore.adapters.engine.tensor_classes.local_shards import LocalShards
+    from shardcore.adapters.engine.local_shards import LocalShards
 
     return ShardedStrategy(open_engine(world, LocalShards.over, weights, gathered, links))
 

@@ -34,7 +34,7 @@ ALLOWED = {
     "adapters/ranks/failure/interrupt.py: sys.unraisablehook": "likewise",
     "reporting/errors.py: sys.excepthook": "put back by uninstall(); set by a failing command",
     "cli/scripts.py: sys.modules": "the user's script, where pickling looks for its classes",
-    "adapters/torch_private/without_dtensor.py: sys.modules": "put back at the end of the `with`",
+    "adapters/torch_private/tensors.py: sys.modules": "put back at the end of the `with`",
     "adapters/ranks/job/threads.py: _here": "of a thread, zero outside a `with`; read below torch",
     "ports/measurement.py: layer_scope": ("of a context, empty outside a `with`; read below torch"),
     "ports/measurement.py: redistribution_scope": "likewise",
@@ -58,7 +58,7 @@ ALLOWED = {
         ),
         "of classes",
     ),
-    "adapters/capture/trace/trace.py: cache of numbered": "of values, by their numbers",
+    "adapters/capture/trace.py: cache of numbered": "of values, by their numbers",
     "adapters/engine/dispatch.py: cache of _route": "of operators",
     "adapters/torch_private/collectives.py: cache of _collective_of": "of the names of operators",
     "adapters/torch_private/dispatch_modes.py: cache of _computes_nothing": "of operators",
@@ -75,7 +75,7 @@ ALLOWED = {
     "adapters/torch_private/operators.py: cache of writing_into": "of operators",
     "adapters/torch_private/collectives.py: cache of gather_safely": "a kernel, registered once",
     "adapters/engine/operators/views.py: cache of read_indices_by_operators": "likewise",
-    "adapters/torch_private/onednn.py: cache of is_intel": "of the processor",
+    "adapters/torch_private/unnamed_operators.py: cache of is_intel": "of the processor",
     "adapters/torch_private/trees.py: cache of _is_leaf": "of classes",
 }
 

@@ -11,7 +11,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.engine import fallback
+from shardcore.adapters.engine import writes
 from shardcore.domain.cost.reasons import CollectiveFacts
 from shardcore.ports.measurement import layer_scope, redistribution_scope, reduction_scope
 
@@ -105,7 +105,9 @@ class StepTracer:
                 operand_bytes=started.operand_bytes,
                 layer=self._layer(),
                 operator=running.name if running else "",
-                fell_back=bool(running and fallback.count(running.operands) > running.fallbacks),
+                fell_back=bool(
+                    running and writes.count_fallbacks(running.operands) > running.fallbacks
+                ),
                 shape=None if move is None else move.shape,
                 source=None if move is None else move.source,
                 target=None if move is None else move.target,
@@ -115,7 +117,7 @@ class StepTracer:
         )
 
     def _layer(self) -> str:
-        """Returns the path of the layer that is called, or whose backward node runs."""
+        """Finds the path of the layer that is called, or whose backward node runs."""
         node = torch_private.current_node()
         if layer_scope.now() or node is None:
             return layer_scope.now()
@@ -135,7 +137,9 @@ class StepTracer:
     ) -> Iterator[Callable[[Any], None]]:
         outer = self._running
         if outer is None:
-            self._running = _RunningOperator(str(operator), operands, fallback.count(operands))
+            self._running = _RunningOperator(
+                str(operator), operands, writes.count_fallbacks(operands)
+            )
         try:
             yield lambda result: self._note(operands, result)
         finally:
@@ -163,7 +167,6 @@ def _tensors(structure: object) -> list[torch.Tensor]:
 
 
 def _part(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns this rank's part of a sharded tensor."""
     with torch.no_grad():
         part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return part

@@ -7,7 +7,7 @@ from shardcore.domain.errors import EnvironmentProblem
 
 
 def chosen(variable: str, values: Sequence[str], default: str) -> str:
-    """Returns the value of the environment variable, or `default` if it is not set.
+    """Reads the environment variable; `default` if it is not set.
 
     Raises:
         EnvironmentProblem: If it is none of `values`.
@@ -27,7 +27,7 @@ def chosen(variable: str, values: Sequence[str], default: str) -> str:
 
 
 def is_on(variable: str, *, default: bool) -> bool:
-    """Returns whether the environment variable is "1", or `default` if it is not set.
+    """Reads an environment variable that is "1" or "0"; `default` if it is not set.
 
     Raises:
         EnvironmentProblem: If it is neither "1" nor "0".

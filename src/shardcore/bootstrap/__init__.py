@@ -91,7 +91,7 @@ def install(strategy: str, options: dict[str, object]) -> Installation:
         from shardcore.adapters.ranks.processes import TorchProcesses
 
         with environment.keras_imported():
-            from shardcore.adapters.engine.torch_functions import replace_functions
+            from shardcore.adapters.engine.host_access import replace_functions
             from shardcore.binding.install import Binding
 
         processes = TorchProcesses()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from shardcore.adapters.capture.running.program import RecordedProgram, TraceCapture
-from shardcore.adapters.capture.trace.trace import Trace
+from shardcore.adapters.capture.trace import Trace
 from shardcore.binding.capture.cache import CacheEntry
 from shardcore.domain.capture import TRANSITIONS, Event, Payback, State, TracesDiffer
 from shardcore.testing import run_ranks

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import torch
 
-from shardcore.adapters.engine import fallback
+from shardcore.adapters.engine import writes
 from shardcore.testing import run_ranks
 from tests.distributed.programs import distribute
 
@@ -18,7 +18,7 @@ def test_it_names_operator_layer_and_cost_where_the_operands_are_not_small():
     def program(rank):
         distribute((2, 1))
         warnings = []
-        fallback.logger.warning = lambda message, *values: warnings.append(message % values)
+        writes.logger.warning = lambda message, *values: warnings.append(message % values)
         model = keras.Sequential([keras.Input((None,), dtype="int32"), Counting(name="counting")])
         small, large = np.array([[0, 1, 1], [3, 3, 3]], "int32"), np.ones((2, 300), "int32")
         return [model.predict_on_batch(each).tolist() for each in (small, large, large)], warnings

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import shardcore
-from shardcore.adapters.engine import fallback
+from shardcore.adapters.engine import writes
 from shardcore.testing import run_ranks
 from tests.distributed.programs import as_arrays, assert_close, distribute, local_shapes, placements
 
@@ -139,7 +139,7 @@ def test_an_operator_without_a_rule_is_right_and_warned_of_once():
         if mesh:
             distribute(mesh)
         warned = []
-        fallback.logger.warning = lambda message, operator, *rest: warned.append(operator)
+        writes.logger.warning = lambda message, operator, *rest: warned.append(operator)
         x = torch.as_tensor(image)
         x = shardcore.ensure_dtensor_input(x) if mesh else x
         x.requires_grad_()

@@ -2,8 +2,8 @@
 
 import torch
 
+from shardcore.adapters.engine.dtensors import DTensors
 from shardcore.adapters.engine.library import open_engine
-from shardcore.adapters.engine.tensor_classes.dtensors import DTensors
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.mesh import Mesh
 from shardcore.ports.world import World

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import shardcore
-from shardcore.adapters.engine.redistributed import UnshardedWeights
+from shardcore.adapters.engine.engine import UnshardedWeights
 from shardcore.adapters.engine.redistribution import Redistribution
 from shardcore.domain.engine.held_weights import WeightSize
 from shardcore.domain.layouts.layout import Layout

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from shardcore.adapters.engine.dtensors import DTensors
 from shardcore.adapters.engine.library import open_engine
-from shardcore.adapters.engine.tensor_classes.dtensors import DTensors
 from shardcore.domain.errors import ShardedTensorError
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.mesh import Mesh

@@ -4,10 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 
+from shardcore.adapters.engine.dtensors import DTensors
 from shardcore.adapters.engine.library import open_engine
+from shardcore.adapters.engine.local_shards import LocalShards
 from shardcore.adapters.engine.redistribution import local_shard
-from shardcore.adapters.engine.tensor_classes.dtensors import DTensors
-from shardcore.adapters.engine.tensor_classes.local_shards import LocalShards
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.mesh import Mesh
 from shardcore.domain.layouts.placements import Segments

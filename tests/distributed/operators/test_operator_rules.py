@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import shardcore
-from shardcore.adapters.engine import differentiable
+from shardcore.adapters.engine import autograd
 from shardcore.adapters.engine.operators import layers, lookups
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.testing import count_collectives, run_ranks
@@ -47,7 +47,7 @@ def as_placed(value, result):
     """`value` sharded as `result` is, replicated where that is pending."""
     if not isinstance(result, ShardedTensor):
         return value
-    return differentiable.redistribute(value, result.mesh_layout.reduced, result.engine)
+    return autograd.redistribute(value, result.mesh_layout.reduced, result.engine)
 
 
 def run_all(rank, cases, mesh):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import shardcore
-from shardcore.adapters.engine import redistributed
+from shardcore.adapters.engine.redistribution import find_copy
 from shardcore.domain.errors import ShardedTensorError
 from shardcore.testing import run_ranks
 from tests.distributed.programs import distribute
@@ -64,7 +64,7 @@ def test_a_copy_in_another_layout_is_reshaped_too():
             tensor = shardcore.distribute_tensor(values, ("data", "model", None))
             largest = tensor.sort(1).values  # of a copy with other columns on each rank
             flat = tensor.reshape(12, 6)
-            copy = redistributed.find_copy(flat).tensor
+            copy = find_copy(flat).tensor
             assert copy.mesh_layout != flat.mesh_layout
             return [each.full_tensor().numpy() for each in (largest, flat, copy)]
 

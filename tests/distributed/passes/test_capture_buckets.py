@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from shardcore.adapters.capture.analyses import FAR
 from shardcore.adapters.capture.passes.sums import in_buckets
-from shardcore.adapters.capture.trace.analyses import FAR
 from shardcore.ports.capture import RecordedSum
 from tests.distributed.passes.recorded_steps import X, on_two_ranks, reduced
 

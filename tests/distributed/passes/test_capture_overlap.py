@@ -9,7 +9,7 @@ import pytest
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.capture import passes
-from shardcore.adapters.capture.trace.analyses import live_bytes
+from shardcore.adapters.capture.analyses import live_bytes
 from shardcore.testing import run_ranks
 from tests.distributed.models import cnn, mlp
 from tests.distributed.traffic.moved import DATA, TOKENS, compiled, distribute, numbers, transformer

@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from shardcore.adapters.capture.analyses import live_bytes
 from shardcore.adapters.capture.passes import run_passes
 from shardcore.adapters.capture.passes.collectives import (
     with_early_starts,
@@ -13,8 +14,7 @@ from shardcore.adapters.capture.passes.collectives import (
 )
 from shardcore.adapters.capture.passes.memory import with_operands_reused
 from shardcore.adapters.capture.passes.sums import Memories
-from shardcore.adapters.capture.trace.analyses import live_bytes
-from shardcore.adapters.capture.trace.trace import Call
+from shardcore.adapters.capture.trace import Call
 from shardcore.adapters.torch_private import collectives
 from shardcore.testing import run_ranks
 from tests.distributed.passes.recorded_steps import X, on_two_ranks, reduced

@@ -5,7 +5,7 @@ import numpy as np
 import torch
 
 import shardcore
-from shardcore.adapters.engine.redistributed import UnshardedWeights
+from shardcore.adapters.engine.engine import UnshardedWeights
 from shardcore.domain.engine.held_weights import WeightSize
 from shardcore.testing import count_collectives
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import shardcore
-from shardcore.adapters.engine.tensor_classes.local_shards import LocalShardTensor
+from shardcore.adapters.engine.local_shards import LocalShardTensor
 from shardcore.domain.errors import CallProblem, MeshError, RankMismatchError, StrategyError
 from shardcore.testing import run_ranks
 from tests import warm

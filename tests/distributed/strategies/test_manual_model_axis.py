@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import shardcore
-from shardcore.adapters.engine.tensor_classes.dtensors import ShardedDTensor
-from shardcore.adapters.engine.tensor_classes.local_shards import LocalShardTensor
+from shardcore.adapters.engine.dtensors import ShardedDTensor
+from shardcore.adapters.engine.local_shards import LocalShardTensor
 from shardcore.testing import count_collectives, run_ranks
 from tests.distributed.strategies.manual import (
     KERNEL,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from shardcore.adapters.capture import passes
-from shardcore.adapters.capture.passes.pipeline import Pass
+from shardcore.adapters.capture.passes import Pass
 from shardcore.binding.capture.python_state.guard import PythonGuard
 from shardcore.binding.capture.step import CapturedStep
 from tests.distributed.programs import needs_compiler

@@ -69,7 +69,7 @@ class StepMemory:
         return self._held[memory]
 
     def allocations(self) -> list[Allocation]:
-        """Returns all allocations that were noted."""
+        """Lists all allocations so far, freed ones too, in the order of `hold`'s numbers."""
         return list(self._made)
 
     def _on_operator(
@@ -87,6 +87,6 @@ class StepMemory:
 
 
 def _has_memory(leaf: Any) -> bool:
-    """Returns whether a step with values allocates `leaf`; the meta device has shapes alone."""
+    """Leaves out the meta device, whose tensors have shapes alone."""
     is_tensor = isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
     return is_tensor and leaf.device.type != "meta"

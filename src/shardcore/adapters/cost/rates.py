@@ -1,4 +1,4 @@
-"""The rates of this machine, as its ranks reach them at the same time."""
+"""The rates of this machine, as its ranks reach them at the same time, for costs (ADR 26)."""
 
 import os
 import statistics
@@ -36,20 +36,20 @@ class _Collective:
 
 
 def speeds() -> dict[str, Speed]:
-    """Returns the speed of this device, by dtype."""
+    """Measures matrix products and copies on this device, by dtype: `float32`, for instance."""
     device = devices.device_type()
     return {str(dtype).removeprefix("torch."): _speed(dtype, device) for dtype in _DTYPES}
 
 
 def memory(ranks_here: int) -> int:
-    """Returns the bytes of memory of this device; on CPUs the share of one rank of this host."""
+    """Reads the bytes of memory of this device; on CPUs the share of one rank of this host."""
     if devices.device_type() == "cuda":
         return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // ranks_here
 
 
 def link(groups: Sequence[Sequence[int]]) -> Link:
-    """Returns the link between the ranks of a group, while all groups are at work.
+    """Measures the link between the ranks of a group, while all groups are at work.
 
     The latency is the time that an all-reduce of one number adds to a product of matrices: ranks
     wait for the last one, and longer where they share cores. The bandwidth of each kind follows
@@ -72,7 +72,7 @@ def link(groups: Sequence[Sequence[int]]) -> Link:
 
 
 def _latency(group: dist.ProcessGroup, device: str) -> float:
-    """Returns the seconds that an all-reduce of one number takes between two operators."""
+    """Measures the seconds that an all-reduce of one number takes between two operators."""
     one = torch.zeros(1, device=device)
     matrix = torch.ones(_ONE_MATRIX, _ONE_MATRIX, device=device)
 
@@ -87,7 +87,6 @@ def _latency(group: dist.ProcessGroup, device: str) -> float:
 
 
 def _collectives(group: dist.ProcessGroup, device: str) -> list[_Collective]:
-    """Returns a collective of each kind, and the bytes that a rank sends in it."""
     ranks, part = group.size(), _SENT // 4 // group.size()
     shard, full = torch.zeros(part, device=device), torch.zeros(ranks * part, device=device)
     equal = [part] * ranks
@@ -106,7 +105,7 @@ def _collectives(group: dist.ProcessGroup, device: str) -> list[_Collective]:
 
 
 def hidden() -> float:
-    """Returns the share of an all-reduce that is hidden behind products of matrices.
+    """Measures the share of an all-reduce, 0 to 1, that is hidden behind products of matrices.
 
     If one after the other takes `a + b`, and both together take `c`, that is `a + b - c` of the
     shorter one. A collective: all ranks call it.
@@ -149,7 +148,7 @@ def _seconds_of_product(size: int, dtype: torch.dtype, device: str) -> float:
 
 
 def _times(run: Callable[[], object], runs: int | None = None) -> list[float]:
-    """Returns the seconds of `runs` runs after a first one; by default, of as many as fit."""
+    """Measures the seconds of `runs` runs after a first one; by default, of as many as fit."""
     run()
     seconds: list[float] = []
     end = time.perf_counter() + _SECONDS

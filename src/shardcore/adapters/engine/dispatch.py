@@ -11,10 +11,9 @@ import torch
 from shardcore.adapters import torch_private
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.operators import HANDLERS, PLANNERS, foreach, pointwise
-from shardcore.adapters.engine.plans.plan import Plan, with_tensors
-from shardcore.adapters.engine.plans.planning import plan_task
-from shardcore.adapters.engine.plans.task import Handler, Operator, Planner, operand
-from shardcore.adapters.engine.redistributed import Redistributed, find_copy
+from shardcore.adapters.engine.plan import Plan, plan_task
+from shardcore.adapters.engine.redistribution import Redistributed, find_copy
+from shardcore.adapters.engine.task import Handler, Operator, Planner, operand, with_tensors
 from shardcore.adapters.engine.tensor import ShardedTensor, is_dense
 from shardcore.adapters.engine.writes import note_view, refresh, run_full, run_full_and_store, write
 from shardcore.domain.errors import ShardedTensorError
@@ -132,7 +131,7 @@ def _run_handler(handler: Handler, operator: Operator, *args: object, **kwargs: 
 
 
 def _engine(args: tuple[object, ...], kwargs: dict[str, object]) -> Engine:
-    """Returns the engine of a sharded tensor: the first argument that is one, or in a list."""
+    """Takes the engine of the first sharded tensor among the arguments, or in a list of them."""
     for arg in args:  # without a generator, which takes longer than the look-up of a plan
         if isinstance(arg, ShardedTensor):
             first = arg
@@ -147,7 +146,7 @@ def _engine(args: tuple[object, ...], kwargs: dict[str, object]) -> Engine:
 def _key(
     arguments: Iterable[Any], tensors: list[Any], engine: Engine, is_exact: bool
 ) -> list[Hashable]:
-    """Returns the key of a plan for `arguments`; `tensors` gets their tensors, all as sharded.
+    """Builds the key of a plan for `arguments`; `tensors` gets their tensors, all as sharded.
 
     It gets no sparse and no nested ones: these have no layout.
     """
@@ -180,7 +179,7 @@ def _key(
 
 
 def _known_copies(tensors: Sequence[ShardedTensor]) -> list[Redistributed | None]:
-    """Returns the redistributed copy of each tensor; nothing if no tensor has one."""
+    """Looks up the redistributed copy of each tensor; nothing if no tensor has one."""
     for tensor in tensors:
         if tensor.memory.redistributed:
             return [find_copy(other) if other.memory.redistributed else None for other in tensors]

@@ -1,7 +1,7 @@
 """The engine: the state that all operators on one mesh share."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -10,10 +10,16 @@ import torch
 import torch.distributed as dist
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.engine.redistributed import UnshardedWeights
 from shardcore.adapters.engine.tensor import Form, Memory, ShardedTensor
 from shardcore.adapters.ranks.job import process_group
 from shardcore.domain.cost.collective_cost import Costs
+from shardcore.domain.engine.held_weights import (
+    PER_STEP,
+    PER_USE,
+    LatestWeights,
+    WeightSize,
+    size_of,
+)
 from shardcore.domain.errors import ShardedTensorError
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.strides import contiguous_strides
@@ -26,12 +32,61 @@ class TensorClasses(Protocol):
     """The tensor classes of a strategy."""
 
     def kind(self, form: Form) -> type[torch.Tensor]:
-        """Returns the class of sharded tensors of `form`."""
+        """Chooses the class of sharded tensors of `form`."""
         ...
 
     def adopt(self, engine: "Engine", tensor: torch.Tensor) -> ShardedTensor | None:
-        """Returns a tensor of another library as a sharded one; None for a plain tensor."""
+        """Converts a tensor of another library to a sharded one; None for a plain tensor."""
         ...
+
+
+@attrs.define
+class UnshardedWeights:
+    """A cache of unsharded weights, each valid until it is written or the step ends (ADR 49).
+
+    A recurrent layer uses its kernel at each time step, and the kernel is all-gathered once.
+    """
+
+    sizes: Sequence[WeightSize] = PER_USE
+    # Each with its shard: no other tensor gets its address meanwhile.
+    _latest: dict[WeightSize, LatestWeights[tuple[torch.Tensor, object]]] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._latest = {size: LatestWeights(size) for size in self.sizes}
+
+    def get(self, memory: Memory, part: torch.Tensor, move: Any, engine: Any) -> torch.Tensor:
+        """Looks up the local shard of a weight after `move`; `part` is its stored shard."""
+        stored = move.to_step_order(part)
+        at = torch_private.memory_of(part), part.storage_offset()
+        identity = (at, tuple(stored.shape), stored.stride(), part.dtype)
+        writes = (memory.writes, torch_private.version_of(part))
+        key = (id(memory), writes, identity, move.target)
+        for latest in self._latest.values():
+            cached = latest.find(key)
+            if cached is not None:
+                held: torch.Tensor = move.to_form_order(cached[0])
+                return held
+        value: torch.Tensor = move.run(part, engine)
+        size = size_of(value.nbytes, self.sizes)
+        if size is not None:
+            held = move.to_step_order(value)
+            self._latest[size].add(key, (held, (memory, part)), held.nbytes)
+        return value
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of the weights that it holds."""
+        return sum(latest.bytes for latest in self._latest.values())
+
+    @property
+    def holds_steps(self) -> bool:
+        """Whether weights of any size are held until the step ends."""
+        return self.sizes == PER_STEP
+
+    def clear(self) -> None:
+        """Drops all weights."""
+        for latest in self._latest.values():
+            latest.clear()
 
 
 @attrs.define(eq=False)
@@ -72,7 +127,7 @@ class Engine:
         strides: tuple[int, ...] | None = None,
         weight: bool = False,
     ) -> Form:
-        """Returns the unique form with these fields."""
+        """Looks up the one form with these fields: forms are compared by identity."""
         fields = (shape, strides, layout, dtype, device, weight)
         form = self._forms.get(fields)
         if form is None:
@@ -82,12 +137,12 @@ class Engine:
         return form
 
     def evolved(self, form: Form, **changes: object) -> Form:
-        """Returns `form` with another layout or weight flag."""
+        """Looks up the form that differs from `form` in `changes`."""
         fields = attrs.asdict(form, recurse=False) | changes
         return self.form(**fields)
 
     def wrap(self, part: torch.Tensor, form: Form, memory: Memory | None = None) -> ShardedTensor:
-        """Returns the sharded tensor of `form` with the local shard `part`."""
+        """Makes the sharded tensor of `form` with the local shard `part`."""
         tensor: ShardedTensor = torch_private.wrapper(
             self.classes.kind(form), form.shape, form.strides, form.dtype, form.device
         )
@@ -98,23 +153,23 @@ class Engine:
     def sharded(
         self, part: torch.Tensor, layout: Layout, shape: tuple[int, ...], weight: bool = False
     ) -> ShardedTensor:
-        """Returns a contiguous sharded tensor."""
+        """Makes a contiguous sharded tensor of `part`, copied only if it has gaps."""
         form = self.form(shape, layout, part.dtype, part.device, weight=weight)
         return self.wrap(part.contiguous(), form)
 
     def replicated(self, value: torch.Tensor) -> ShardedTensor:
-        """Returns the plain `value`, equal on all ranks, as a replicated sharded tensor."""
+        """Wraps the plain `value`, equal on all ranks, with its strides."""
         layout = Layout.replicated(self.world.mesh, value.ndim)
         shape, strides = tuple(value.shape), tuple(value.stride())
         return self.wrap(value, self.form(shape, layout, value.dtype, value.device, strides))
 
     def as_sharded(self, tensor: torch.Tensor) -> ShardedTensor:
-        """Returns `tensor` as a tensor of this engine; a plain one counts as replicated."""
+        """Converts `tensor` to one of this engine; a plain one counts as replicated (ADR 3)."""
         adopted = self.adopt(tensor)
         return self.replicated(tensor.detach()) if adopted is None else adopted
 
     def adopt(self, tensor: torch.Tensor) -> ShardedTensor | None:
-        """Returns a tensor as a sharded one, also one of another library; None for a plain one.
+        """Converts `tensor`, also one of another library, to a sharded one; None if it is plain.
 
         Raises:
             ShardedTensorError: If it is sharded over another mesh.
@@ -150,7 +205,7 @@ class Engine:
 
 
 def process_groups(world: World) -> "dict[str, dist.ProcessGroup]":
-    """Returns the process group of this process for each mesh axis.
+    """Creates the process group of this process for each mesh axis.
 
     An axis over all processes has the group of the job. Only its own processes create any other
     group, so that the work of a rank at the start does not grow with the number of groups. If the

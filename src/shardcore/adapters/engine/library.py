@@ -10,11 +10,9 @@ import attrs
 import torch
 import torch.distributed as dist
 
-from shardcore.adapters.engine import differentiable, gradients, redistributed
-from shardcore.adapters.engine.engine import Engine, TensorClasses, process_groups
+from shardcore.adapters.engine import autograd, redistribution
+from shardcore.adapters.engine.engine import Engine, TensorClasses, UnshardedWeights, process_groups
 from shardcore.adapters.engine.operators.views import read_indices_by_operators
-from shardcore.adapters.engine.redistributed import UnshardedWeights
-from shardcore.adapters.engine.redistribution import GATHERED_BYTES, full, gather_in_pieces, reduced
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import shard_like
 from shardcore.adapters.ranks.job import exchange, process_group
@@ -34,7 +32,7 @@ def open_engine(
     gathered: str,
     links: Mapping[str, Link],
 ) -> "EngineTensors":
-    """Returns the engine over `world`. All processes open it together, with equal options.
+    """Opens the engine over `world`. All processes open it together, with equal options.
 
     `weights`, `gathered` and `links` are the options of the strategies: see `builtin_plugins`.
     """
@@ -54,7 +52,10 @@ def open_engine(
 
 
 def _hosts(options: str) -> tuple[str, ...]:
-    """Returns the host of each process, and compares the options of all ranks. A collective."""
+    """Lists the host of each process. A collective.
+
+    Ranks with other options would plan other collectives, and hang (ADR 26): all raise an error.
+    """
     own = (options, socket.gethostname())
     if process_group.is_simulated():
         return (own[1],) * process_group.world_size()
@@ -74,7 +75,7 @@ class EngineTensors:
     """The port `ShardedTensors` over the mesh of an engine."""
 
     engine: Engine
-    _buckets: gradients.Buckets = attrs.field(factory=gradients.Buckets, init=False)
+    _buckets: autograd.Buckets = attrs.field(factory=autograd.Buckets, init=False)
 
     @property
     def world(self) -> World:
@@ -82,44 +83,44 @@ class EngineTensors:
         return self.engine.world
 
     def owns(self, tensor: torch.Tensor) -> bool:
-        """Returns whether `tensor` is sharded over this mesh."""
+        """Leaves out plain tensors, and those over another mesh."""
         return self._own(tensor) is not None
 
     def _own(self, tensor: torch.Tensor) -> Any:
-        """Returns `tensor` as one of the engine; None if it is plain or of another mesh."""
+        """Adopts `tensor`; None if it is plain or of another mesh."""
         if isinstance(tensor, ShardedTensor):
             return tensor if tensor.engine is self.engine else None
         return self.engine.adopt(tensor)
 
     def layout(self, tensor: torch.Tensor) -> Layout | None:
-        """Returns the layout of `tensor`, None if it is plain."""
+        """Reads the layout of `tensor`, None if it is plain."""
         own = self._own(tensor)
         return None if own is None else own.form.layout
 
     def shard(self, value: torch.Tensor, layout: Layout) -> Any:
-        """Returns this rank's shard of `value`, copied so that the full tensor can be freed."""
-        return differentiable.redistribute(value, layout, self.engine)
+        """Copies this rank's shard of `value`, so that the full tensor can be freed."""
+        return autograd.redistribute(value, layout, self.engine)
 
     def mark_weight(self, tensor: Any) -> Any:
-        """Returns `tensor`, marked as a weight."""
+        """Marks `tensor` itself, and returns it."""
         tensor.form = self.engine.evolved(tensor.form, weight=True)
         return tensor
 
     def from_local(self, part: torch.Tensor, layout: Layout, shape: tuple[int, ...]) -> Any:
-        """Returns the tensor of global `shape` with the local shard `part`."""
+        """Makes the tensor of global `shape` with the local shard `part`; differentiable."""
         expected = layout.local_shape(shape, self.engine.world.position)
         assert tuple(part.shape) == expected, f"{tuple(part.shape)} is not {expected} of {layout}"
-        return differentiable.from_local(part, layout, shape, self.engine)
+        return autograd.from_local(part, layout, shape, self.engine)
 
     def redistribute(self, tensor: torch.Tensor, layout: Layout) -> Any:
-        """Returns `tensor` in `layout`; differentiable."""
+        """Redistributes `tensor`, differentiably; the same one if it is in `layout`."""
         own = self._own(tensor)
         if own is tensor and tensor.form.layout == layout.normalized(tensor.form.shape):
             return tensor
-        return differentiable.redistribute(tensor, layout, self.engine)
+        return autograd.redistribute(tensor, layout, self.engine)
 
     def reduce_partial(self, tensor: torch.Tensor) -> Any:
-        """Returns `tensor` reduced, in the forward and in the backward pass."""
+        """Reduces the output of a layer in the forward and in the backward pass (ADR 4)."""
         own = self._own(tensor)
         if own is None:
             return tensor
@@ -130,18 +131,18 @@ class EngineTensors:
         return done
 
     def full_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns the full tensor as a plain one, detached."""
+        """All-gathers a plain, detached tensor; a large weight piece by piece."""
         own = self._own(tensor)
         if own is None:
             return tensor.detach()
         own = own.detach()
         form = own.form
-        if form.weight and not form.is_replicated and own.nbytes > GATHERED_BYTES:
-            return gather_in_pieces(reduced(own))
-        return redistributed.clone_if_cached(own, full(own))
+        if form.weight and not form.is_replicated and own.nbytes > redistribution.GATHERED_BYTES:
+            return redistribution.gather_in_pieces(redistribution.reduced(own))
+        return redistribution.clone_if_cached(own, redistribution.full(own))
 
     def to_local(self, tensor: Any) -> torch.Tensor:
-        """Returns the local shard, which shares the memory of `tensor`; differentiable."""
+        """Takes the local shard, which shares the memory of `tensor`; differentiable."""
         return tensor if self._own(tensor) is None else tensor.to_local()  # type: ignore[no-any-return]
 
     def copy_into(self, stored: Any, value: torch.Tensor) -> None:
@@ -154,7 +155,7 @@ class EngineTensors:
         """Redistributes each gradient into `layout`, by the end of the backward pass."""
 
         def accumulated(parameter: torch.Tensor) -> None:
-            gradients.reduce_gradient(parameter, layout, self._buckets)
+            autograd.reduce_gradient(parameter, layout, self._buckets)
 
         stored.register_post_accumulate_grad_hook(accumulated)  # type: ignore[no-untyped-call]
 
@@ -173,7 +174,7 @@ class EngineTensors:
 
 
 def _at_output(output: Layout, gradient: torch.Tensor) -> Any:
-    """Returns the gradient of an output, reduced and sharded as the output."""
+    """Reduces the gradient of an output, and shards it as the output."""
     if not isinstance(gradient, ShardedTensor):
         return gradient
-    return differentiable.gradient_in(gradient, layout_at_output(gradient.form.layout, output))
+    return autograd.gradient_in(gradient, layout_at_output(gradient.form.layout, output))

@@ -1,13 +1,17 @@
-"""Redistributes tensors by slices and collectives along mesh axes."""
+"""Redistributes tensors by slices and collectives, and caches copies within a step (ADR 17).
+
+The backward pass reads the copy of an activation that the forward pass has all-gathered, and a
+partial sum that several operators read is reduced once.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import attrs
 import torch
 
-from shardcore.adapters.engine import redistributed
+from shardcore.adapters import torch_private
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.redistribution_steps import STEPS, pad_to_size, wait
 from shardcore.adapters.engine.tensor import Form, ShardedTensor
@@ -17,6 +21,7 @@ from shardcore.domain.engine.redistribution.exchange import Exchange
 from shardcore.domain.engine.redistribution.plan import Step
 from shardcore.domain.engine.redistribution.segments import stages, without_segments
 from shardcore.domain.layouts.derived_layouts import (
+    is_less_sharded,
     layout_on_first_ranks,
     newly_sharded_dims,
     with_dims,
@@ -26,6 +31,69 @@ from shardcore.domain.layouts.pieces import pieces
 from shardcore.domain.layouts.strides import Order, inverse, memory_order, strides_in
 from shardcore.ports.measurement import Move, redistribution_scope
 from shardcore.ports.world import World
+
+
+@attrs.frozen(eq=False)
+class Redistributed:
+    """A copy of a tensor in another layout."""
+
+    tensor: Any
+    serves: bool  # whether products read it in place of the shards
+    of: torch.Tensor  # the shard that was copied, kept so that no other has its id
+    stamp: Hashable  # a value that changes when either is written, or the step ends
+
+
+def note_copy(tensor: ShardedTensor, copy: ShardedTensor, serves: bool = False) -> None:
+    """Caches `copy`, which has the values of `tensor`, unless a copy that shards less is cached.
+
+    `UnshardedWeights` caches weights. `serves` says whether products read `copy` from now on.
+    """
+    known = find_copy(tensor)
+    # A partial tensor would be read as its sum.
+    if (
+        tensor.form.weight
+        or copy.form.layout.partial
+        or (known is not None and is_less_sharded(tensor.form.layout, known.tensor.form.layout))
+    ):
+        return
+    memory = tensor.memory
+    if memory.redistributed is None:
+        memory.redistributed = {}
+    memory.redistributed[_view_key(tensor)] = Redistributed(
+        copy, serves, tensor.part, _stamp(tensor, copy)
+    )
+
+
+def find_copy(tensor: ShardedTensor) -> Redistributed | None:
+    """Looks up a copy of `tensor` in another layout; None if there is none, or it is stale."""
+    known: dict[Hashable, Redistributed] | None = tensor.memory.redistributed
+    copy = known.get(_view_key(tensor)) if known else None
+    return copy if copy and copy.stamp == _stamp(tensor, copy.tensor) else None
+
+
+def clone_if_cached(tensor: ShardedTensor, value: torch.Tensor) -> torch.Tensor:
+    """Clones the full `value` of `tensor` for the user, if it is the cached copy.
+
+    NumPy may write into it, which torch does not count; a cached copy would then be wrong.
+    """
+    return value if find_copy(tensor) is None else value.clone()
+
+
+def _view_key(tensor: ShardedTensor) -> Hashable:
+    """Identifies the elements of `tensor`: equal views have equal keys."""
+    part = tensor.part
+    return tensor.form, torch_private.memory_of(part), part.storage_offset(), part.stride()
+
+
+def _stamp(tensor: ShardedTensor, copy: ShardedTensor) -> Hashable:
+    return (
+        tensor.engine.steps,
+        tensor.memory.writes,
+        torch_private.version_of(tensor.part),
+        copy.memory.writes,
+        torch_private.version_of(copy.part),
+    )
+
 
 # The shape of the local shard before steps, with a separate dim for the segments of each dim.
 _Stage = tuple[tuple[int, ...], tuple[Step | Exchange, ...]]
@@ -49,7 +117,7 @@ class Redistribution:
 
     @classmethod
     def to(cls, form: Form, target: Layout, engine: Engine) -> "Redistribution | None":
-        """Returns the redistribution to `target`, None if the tensor is in it already."""
+        """Plans the redistribution to `target`, None if the tensor is in it already."""
         target = target.normalized(form.shape)
         if target == form.layout:
             return None
@@ -65,7 +133,7 @@ class Redistribution:
     def _of_repeated(
         cls, form: Form, target: Layout, repeats: tuple[int, ...], engine: Engine
     ) -> "Redistribution":
-        """Returns the redistribution of one of equal parts, which each rank repeats."""
+        """Plans the redistribution of one of equal parts, which each rank repeats."""
         shape = tuple(1 if dim in repeats else size for dim, size in enumerate(form.shape))
         once = engine.form(shape, form.layout, form.dtype, form.device)
         axes = [axis for dim in repeats for axis in target.dim_axes(dim)]
@@ -76,7 +144,7 @@ class Redistribution:
 
     @classmethod
     def of_weight(cls, form: Form, target: Layout, engine: Engine) -> "Redistribution | None":
-        """Returns the redistribution of a weight, with dims in the order of the variable's memory.
+        """Plans with the dims in the order of the variable's memory.
 
         A kernel and its transpose, which a backward pass reads, are all-gathered once.
         """
@@ -90,7 +158,7 @@ class Redistribution:
         return None if redistribution is None else attrs.evolve(redistribution, order=order)
 
     def run(self, part: torch.Tensor, engine: Engine) -> torch.Tensor:
-        """Returns the local shard in the new layout. All ranks call it together."""
+        """Redistributes this rank's shard. All ranks call it together."""
         if any(step.kind != "slice" for _, steps in self.stages for step in steps):
             check_thread()
         with redistribution_scope(Move(part, self.form.shape, self.form.layout, self.target)):
@@ -108,25 +176,25 @@ class Redistribution:
         return part if self.fill is None else torch.full_like(part, self.fill)
 
     def to_step_order(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns `tensor` with its dims in the order of the steps."""
+        """Permutes dims from the order of `form` to that of the steps."""
         return tensor if self.order is None else tensor.permute(self.order)
 
     def to_form_order(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns `tensor`, whose dims are in the order of the steps, with the dims of `form`."""
+        """Permutes dims from the order of the steps to that of `form`."""
         if self.order is None:
             return tensor
         return tensor.permute(inverse(self.order))
 
 
 def _stages(form: Form, target: Layout, engine: Engine) -> tuple[_Stage, ...]:
-    """Returns the stages to `target`, each with the shape of the local shard before."""
+    """Plans the stages to `target`, each with the shape of the local shard before."""
     planned = stages(form.layout, target, form.shape, form.dtype.itemsize, engine.costs)
     rank = engine.world.position
     return tuple((stage.layout.local_shape(stage.shape, rank), stage.steps) for stage in planned)
 
 
 def in_layout(tensor: ShardedTensor, layout: Layout, copies: bool = False) -> ShardedTensor:
-    """Returns the sharded `tensor` in another layout.
+    """Redistributes `tensor`, or takes its cached copy.
 
     With `copies`, the result has separate memory, to be written into.
     """
@@ -134,7 +202,7 @@ def in_layout(tensor: ShardedTensor, layout: Layout, copies: bool = False) -> Sh
     redistribution = Redistribution.to(tensor.form, layout, engine)
     if redistribution is None:
         return tensor
-    known = None if layout.partial else redistributed.find_copy(tensor)
+    known = None if layout.partial else find_copy(tensor)
     if known is not None:
         same = in_layout(known.tensor, layout, copies)
         if copies and same is known.tensor:
@@ -145,24 +213,43 @@ def in_layout(tensor: ShardedTensor, layout: Layout, copies: bool = False) -> Sh
     if copies and layout.partial and part.data_ptr() == tensor.part.data_ptr():
         part = part.clone()
     copy = engine.sharded(part, redistribution.target, tensor.form.shape)
-    redistributed.note_copy(tensor, copy)
+    note_copy(tensor, copy)
     return copy
 
 
+def redistribute_operand(
+    tensor: ShardedTensor, move: Redistribution, serves: bool = False
+) -> torch.Tensor:
+    """Redistributes the local shard of `tensor`; a weight may come from the cache.
+
+    `serves` says whether products read the redistributed copy from now on.
+    """
+    engine: Engine = tensor.engine
+    part: torch.Tensor = tensor.part
+    if tensor.form.weight:
+        return engine.unsharded.get(tensor.memory, part, move, engine)
+    shard = move.run(part, engine)
+    # A move that ignores pending reductions leaves them to the result.
+    if move.form is tensor.form and not move.target.partial:
+        same = engine.wrap(shard, engine.evolved(tensor.form, layout=move.target))
+        note_copy(tensor, same, serves)
+    return shard
+
+
 def full(tensor: ShardedTensor) -> torch.Tensor:
-    """Returns the full tensor as a plain one; it may share the memory of `tensor`."""
+    """Replicates `tensor` as a plain one, which may share its memory."""
     return in_layout(tensor, Layout.replicated(tensor.engine.world.mesh, tensor.ndim)).part
 
 
 def reduced(tensor: torch.Tensor) -> Any:
-    """Returns `tensor` reduced; a plain one as it is."""
+    """Reduces a partial tensor; any other, also a plain one, stays as it is."""
     if not isinstance(tensor, ShardedTensor):
         return tensor
     return in_layout(tensor, tensor.form.layout.reduced)
 
 
 def local_shard(value: torch.Tensor, layout: Layout, engine: Engine) -> torch.Tensor:
-    """Returns this rank's shard of the plain `value`, sharing its memory if possible."""
+    """Takes this rank's shard of the plain `value`, sharing its memory if possible."""
     shape, rank = tuple(value.shape), engine.world.position
     sizes, plain = without_segments(layout, shape)
     if sizes == shape:
@@ -176,7 +263,7 @@ GATHERED_BYTES = 1 * 1024 * 1024
 
 
 def gather_in_pieces(tensor: ShardedTensor, at_once: int = GATHERED_BYTES) -> torch.Tensor:
-    """Returns the full tensor of `tensor`, which is not partial, as a plain one.
+    """All-gathers `tensor`, which is not partial, as a plain one.
 
     A collective on whole shards would hold a second full tensor: its result has the shards one
     after another, and gloo copies them. Here little is held beside the full tensor.
@@ -206,7 +293,7 @@ def gather_in_pieces(tensor: ShardedTensor, at_once: int = GATHERED_BYTES) -> to
 
 
 def _in_gathered_order(axes: Sequence[str], world: World, rank: int) -> list[int]:
-    """Returns the ranks whose pieces `rank` has after all-gathers along `axes`, in their order."""
+    """Lists the ranks whose pieces `rank` has after all-gathers along `axes`, in their order."""
     if not axes:
         return [rank]
     peers = world.peers(axes[-1], rank)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from shardcore.adapters.capture.trace.source_line import source_line
+from shardcore.adapters.capture.source_line import source_line
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.ranks.failure import heartbeats
 from shardcore.adapters.torch_private import collectives
@@ -60,12 +60,12 @@ def _is_sorted(peers: Sequence[int]) -> bool:
 
 
 def _in_axis_order(chunks: Sequence[torch.Tensor], peers: Sequence[int]) -> list[torch.Tensor]:
-    """Returns `chunks`, one of each of `peers`, in the order of their positions along the axis."""
+    """Sorts `chunks`, one of each of `peers`, by the positions of the peers along the axis."""
     return [chunk for _, chunk in sorted(zip(peers, chunks, strict=True), key=lambda pair: pair[0])]
 
 
 def pad_to_size(part: torch.Tensor, size: int) -> torch.Tensor:
-    """Returns the elements of `part`, padded with zeros to `size` elements."""
+    """Flattens `part`, and pads it with zeros to `size` elements."""
     flat = part.reshape(-1)
     if flat.numel() == size:
         return flat
@@ -107,7 +107,7 @@ def _send_and_receive(
 
 
 def run_exchange(part: torch.Tensor, exchange: Exchange, engine: Engine) -> torch.Tensor:
-    """Returns the elements that this rank wants, from all ranks along the axis."""
+    """Collects the elements that this rank wants, from all ranks along the axis."""
     mesh, dim = engine.world.mesh, exchange.dim
     own = mesh.position_along([exchange.axis], engine.world.position)
 
@@ -135,7 +135,7 @@ def run_exchange(part: torch.Tensor, exchange: Exchange, engine: Engine) -> torc
 
 
 def _take_strided(part: torch.Tensor, dim: int, slices: Strided) -> torch.Tensor:
-    """Returns slices of one dim as one tensor, by a view and at most one copy."""
+    """Takes slices of one dim as one tensor, by a view and at most one copy."""
     span = part.narrow(dim, slices.start, (slices.count - 1) * slices.step + slices.size)
     windows = span.unfold(dim, slices.size, slices.step)  # the elements of each are the last dim
     return windows.movedim(-1, dim + 1).flatten(dim, dim + 1)
@@ -144,7 +144,7 @@ def _take_strided(part: torch.Tensor, dim: int, slices: Strided) -> torch.Tensor
 def _interleave(
     chunks: Mapping[int, torch.Tensor], turn: Sequence[tuple[int, int]], count: int, dim: int
 ) -> torch.Tensor:
-    """Returns the parts of chunks in the order of `count` turns.
+    """Sorts the parts of chunks into the order of `count` turns.
 
     A turn has the chunk and the size of each part. All turns are joined at once, along a dim for
     them.
@@ -189,7 +189,7 @@ STEPS: dict[str, Callable[[torch.Tensor, Any, Engine], torch.Tensor]] = {
 
 
 def _collective_op(step: Step) -> str:
-    """Returns the reduction of the collective: gloo has no average, so the ranks sum."""
+    """Has the ranks sum for an average, which gloo does not have."""
     assert step.op is not None
     return "sum" if step.op == "avg" else step.op
 

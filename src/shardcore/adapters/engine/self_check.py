@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional
 
 from shardcore.adapters.engine.engine import Engine
+from shardcore.adapters.engine.local_shards import LocalShards
 from shardcore.adapters.engine.tensor import ShardedTensor
-from shardcore.adapters.engine.tensor_classes.local_shards import LocalShards
 from shardcore.adapters.torch_private import tree_leaves
 from shardcore.domain.layouts.mesh import Mesh
 from shardcore.ports.world import World
@@ -49,7 +49,7 @@ def wrong_operators() -> Iterator[str]:
 
 
 def _run(operator: Callable[..., torch.Tensor], operands: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Returns the result, and the gradients by its autograd node.
+    """Computes the result, and the gradients by its autograd node.
 
     A backward pass would start the threads of autograd, after which a fork of this process could
     run none.

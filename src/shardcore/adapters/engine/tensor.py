@@ -69,7 +69,7 @@ class Form:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Returns whether `tensor` may be sharded: sparse and nested ones are plain, on all ranks."""
+    """Finds tensors that may be sharded: sparse and nested ones are plain, on all ranks."""
     return tensor.layout is torch.strided and not tensor.is_nested
 
 
@@ -80,7 +80,7 @@ class Memory:
     # The number of writes into it, which torch does not count below a subclass; each makes copies
     # of the values stale.
     writes: int = 0
-    # Redistributed copies of the values, if any; see `redistributed.py`.
+    # Redistributed copies of the values, if any; see `redistribution.note_copy`.
     redistributed: "dict[Any, Any] | None" = None
     is_viewed: bool = False  # whether the tensor got views while it was partial, which are copies
 
@@ -111,7 +111,7 @@ class ShardedTensor(_Base):
         return self.form.layout
 
     def __deepcopy__(self, memo: dict[int, object]) -> Any:
-        """Returns a copy in new memory, over the same mesh, for `copy.deepcopy`."""
+        """Copies into new memory, over the same mesh, for `copy.deepcopy`."""
         if id(self) not in memo:
             if not self.is_leaf:
                 raise ShardedTensorError(
@@ -138,11 +138,11 @@ class ShardedTensor(_Base):
 
     @abstractmethod
     def full_tensor(self) -> torch.Tensor:
-        """Returns the full tensor as a plain one. All ranks call it together."""
+        """All-gathers the full tensor as a plain one. All ranks call it together."""
 
     @abstractmethod
     def to_local(self) -> torch.Tensor:
-        """Returns the local shard."""
+        """Takes the local shard."""
 
 
 @attrs.frozen(eq=False)

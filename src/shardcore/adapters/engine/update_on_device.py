@@ -27,7 +27,7 @@ class _Branch:
     )
 
     def run(self, operator: Operator, args: Args, kwargs: Kwargs) -> Any:
-        """Returns the result of `operator`, after it has copied what `operator` overwrites."""
+        """Copies what `operator` overwrites before it runs."""
         if torch_private.is_skippable(operator):
             return operator(*args, **kwargs, found_inf=(~self.predicate).float())
         for tensor in torch_private.written_operands(operator, args, kwargs):
@@ -62,7 +62,6 @@ class _Update:
             self._innermost = outer
 
     def run(self, operator: Operator, args: Args, kwargs: Kwargs) -> Any:
-        """Returns the result of `operator`, which runs in the innermost branch."""
         if self._innermost is None:
             return operator(*args, **kwargs)
         return self._innermost.run(operator, args, kwargs)

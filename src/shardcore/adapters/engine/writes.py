@@ -1,6 +1,7 @@
-"""Operators that write into operands, views with separate memory, and operators on full operands.
+"""Operators that write into operands, views with separate memory, and the fall-back (ADR 6).
 
-A target keeps its layout. A write into such a view reaches the base and all its views.
+A target keeps its layout. A write into such a view reaches the base and all its views. The
+fall-back runs an operator on full operands on every rank.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +13,6 @@ import torch
 from shardcore.adapters import torch_private
 from shardcore.adapters.capture.recording.functions import REPLACES_MEMORY
 from shardcore.adapters.capture.recording.recorder import recording
-from shardcore.adapters.engine import fallback
 from shardcore.adapters.engine.redistribution import full, in_layout, local_shard, reduced
 from shardcore.adapters.engine.tensor import Copied, Memory, ShardedTensor, is_dense
 from shardcore.adapters.torch_private import is_view, tree_leaves, tree_map_only, written_operands
@@ -20,12 +20,19 @@ from shardcore.adapters.torch_private.operators import Operator
 from shardcore.domain.engine.rules.rule import fits
 from shardcore.domain.errors import ShardedTensorError
 from shardcore.domain.layouts.derived_layouts import broadcast_layout
+from shardcore.ports.measurement import layer_scope
+from shardcore.reporting.logs import log_of
 
 aten = torch.ops.aten
 
 # They add partial tensors of one layout to a partial tensor of that layout.
 ADDING = {aten.add_.Tensor, aten.sub_.Tensor, aten.copy_.default}
 _LINEAR = {"sum", "avg"}
+
+logger = log_of("operators")
+
+# Operands of at most so many bytes cost nothing worth a warning.
+_SMALL = 1024
 
 
 def write(operator: Operator, target: Any, *others: object, **kwargs: object) -> Any:
@@ -56,7 +63,7 @@ def write(operator: Operator, target: Any, *others: object, **kwargs: object) ->
 
 
 def _adds_alike(operator: Operator, others: Sequence[Any], target: ShardedTensor) -> bool:
-    """Returns whether partial tensors with the layout of `target` are added to it."""
+    """Finds additions of partial tensors with the layout of `target`: they need no reduction."""
     if operator not in ADDING or not {op for _, op in target.form.layout.partial} <= _LINEAR:
         return False
     tensors = [other for other in others if isinstance(other, torch.Tensor)]
@@ -66,7 +73,7 @@ def _adds_alike(operator: Operator, others: Sequence[Any], target: ShardedTensor
 
 
 def is_alike(one: ShardedTensor, other: ShardedTensor) -> bool:
-    """Returns whether the local shards of both hold the same elements of the full tensor."""
+    """Tells whether the local shards of both hold the same elements of the full tensor."""
     a, b = one.form, other.form
     return a is b or (a.shape == b.shape and a.layout == b.layout)
 
@@ -89,7 +96,7 @@ def reshape(operator: Operator, target: ShardedTensor, *args: object) -> Any:
 
 
 def replace_memory(target: ShardedTensor, value: torch.Tensor) -> None:
-    """Gives `target` the memory of `value`, as `target.data = value` does, in its own layout.
+    """Takes over the memory of `value`, as `target.data = value` does, in its own layout.
 
     What shares the old memory keeps its values. The new memory is that of `value` if that has the
     layout of `target`, else a copy.
@@ -116,7 +123,7 @@ def replace_memory(target: ShardedTensor, value: torch.Tensor) -> None:
 
 
 def shard_like(value: torch.Tensor, target: ShardedTensor) -> torch.Tensor:
-    """Returns this rank's shard of `value`, in the layout of `target`, up to broadcasting."""
+    """Takes this rank's shard of `value`, in the layout of `target`, up to broadcasting."""
     if isinstance(value, ShardedTensor) and is_alike(value, target):
         return value.part
     if not fits(tuple(value.shape), target.form.shape):
@@ -186,7 +193,7 @@ def write_through(view: ShardedTensor, write: Callable[[torch.Tensor], Any]) -> 
 
 
 def _store(view: ShardedTensor, copied: Copied, value: torch.Tensor) -> None:
-    """Gives `view` a separate local shard: the shard of a partial base must not be overwritten."""
+    """Replaces the local shard of `view`: that of a partial base must not be overwritten."""
     view.form = view.engine.evolved(view.form, layout=view.form.layout.reduced)
     part = local_shard(value, view.form.layout, view.engine)
     view.part = part.clone(memory_format=torch.contiguous_format)
@@ -202,11 +209,42 @@ def reduce_in_place(target: ShardedTensor) -> None:
         target.form = target.engine.evolved(target.form, layout=target.form.layout.reduced)
 
 
+def warn_fallback(operator: object, args: object) -> None:
+    """Counts a call in the engine of its sharded operands, and warns at the first large one."""
+    operands = _sharded_in(args)
+    engine, size = operands[0].engine, sum(operand.nbytes for operand in operands)
+    engine.fallbacks[str(operator)] += 1
+    if size <= _SMALL or str(operator) in engine.warned:
+        return
+    engine.warned.add(str(operator))
+    shapes = ", ".join(
+        f"{tuple(operand.shape)} as [{', '.join(map(str, operand.mesh_layout.placements))}]"
+        for operand in operands
+    )
+    logger.warning(
+        "Operator %s%s cannot be sharded for %s: its operands are replicated first (%d bytes). "
+        "The result is right; each rank does all of the work of this operator.",
+        operator,
+        f" in layer {layer!r}" if (layer := layer_scope.now()) else "",
+        shapes,
+        size,
+    )
+
+
+def count_fallbacks(args: object) -> int:
+    """Counts the calls so far in the engine of sharded operands; 0 if none is sharded."""
+    return next((tensor.engine.fallbacks.total() for tensor in _sharded_in(args)), 0)
+
+
+def _sharded_in(args: object) -> list[Any]:
+    return [leaf for leaf in torch_private.tree_leaves(args) if hasattr(leaf, "mesh_layout")]
+
+
 def run_full(operator: Operator, *args: Any, **kwargs: object) -> Any:
     """Runs the operator on full operands; the results are replicated."""
-    tensors = fallback.sharded((args, kwargs))
+    tensors = _sharded_in((args, kwargs))
     if not all(tensor.form.is_replicated for tensor in tensors):
-        fallback.warn_fallback(operator, tensors)
+        warn_fallback(operator, tensors)
     plain_args, plain_kwargs = tree_map_only(ShardedTensor, full, (args, kwargs))
     result = operator(*plain_args, **plain_kwargs)
     engine = tensors[0].engine
@@ -230,9 +268,9 @@ def run_full(operator: Operator, *args: Any, **kwargs: object) -> Any:
 
 def run_full_and_store(operator: Operator, *args: object, **kwargs: object) -> Any:
     """Runs an operator that writes on full operands, and stores the written ones."""
-    tensors = fallback.sharded((args, kwargs))
+    tensors = _sharded_in((args, kwargs))
     engine = tensors[0].engine
-    fallback.warn_fallback(operator, tensors)
+    warn_fallback(operator, tensors)
     written = written_operands(operator, args, kwargs)
     targets: list[Any] = [target for target in written if isinstance(target, ShardedTensor)]
     # A copy of each: a write must reach no other operand.

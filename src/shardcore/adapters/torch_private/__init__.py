@@ -20,9 +20,6 @@ from shardcore.adapters.torch_private.dispatch_modes import OperatorRunner as Op
 from shardcore.adapters.torch_private.dispatch_modes import ResultListener as ResultListener
 from shardcore.adapters.torch_private.dispatch_modes import WithoutValues as WithoutValues
 from shardcore.adapters.torch_private.dispatch_modes import active_mode as active_mode
-from shardcore.adapters.torch_private.onednn import OneDnn as OneDnn
-from shardcore.adapters.torch_private.onednn import has_onednn as has_onednn
-from shardcore.adapters.torch_private.onednn import is_intel as is_intel
 from shardcore.adapters.torch_private.operators import LIST_COPY as LIST_COPY
 from shardcore.adapters.torch_private.operators import Operator as Operator
 from shardcore.adapters.torch_private.operators import arguments_of as arguments_of
@@ -55,6 +52,7 @@ from shardcore.adapters.torch_private.tensors import after_backward as after_bac
 from shardcore.adapters.torch_private.tensors import backward_pass as backward_pass
 from shardcore.adapters.torch_private.tensors import count_nodes as count_nodes
 from shardcore.adapters.torch_private.tensors import current_node as current_node
+from shardcore.adapters.torch_private.tensors import find_dtensor as find_dtensor
 from shardcore.adapters.torch_private.tensors import hides_subclasses as hides_subclasses
 from shardcore.adapters.torch_private.tensors import hook_registries as hook_registries
 from shardcore.adapters.torch_private.tensors import hooks_of as hooks_of
@@ -76,4 +74,6 @@ from shardcore.adapters.torch_private.unnamed_operators import SOFTMAX as SOFTMA
 from shardcore.adapters.torch_private.unnamed_operators import SOFTMAX_BACKWARD as SOFTMAX_BACKWARD
 from shardcore.adapters.torch_private.unnamed_operators import TO_COPY as TO_COPY
 from shardcore.adapters.torch_private.unnamed_operators import UNSAFE_VIEW as UNSAFE_VIEW
-from shardcore.adapters.torch_private.without_dtensor import find_dtensor as find_dtensor
+from shardcore.adapters.torch_private.unnamed_operators import OneDnn as OneDnn
+from shardcore.adapters.torch_private.unnamed_operators import has_onednn as has_onednn
+from shardcore.adapters.torch_private.unnamed_operators import is_intel as is_intel

@@ -22,7 +22,7 @@ P = ParamSpec("P")
 def _of_real_parts(
     move: Callable[Concatenate[torch.Tensor, P], torch.Tensor],
 ) -> Callable[Concatenate[torch.Tensor, P], torch.Tensor]:
-    """Returns `move` for complex numbers too, as pairs of real ones: gloo sends no others."""
+    """Wraps `move` to take complex numbers, as pairs of real ones: gloo sends no others."""
 
     @wraps(move)
     def run(value: torch.Tensor, /, *args: P.args, **kwargs: P.kwargs) -> torch.Tensor:
@@ -52,7 +52,7 @@ _REDUCED_AS = {
 def _in_wider_type(
     reduce: Callable[Concatenate[torch.Tensor, str, P], torch.Tensor],
 ) -> Callable[Concatenate[torch.Tensor, str, P], torch.Tensor]:
-    """Returns `reduce` for all dtypes: it reduces some in a wider one."""
+    """Wraps `reduce` to take dtypes that no backend reduces, in a wider one."""
 
     @wraps(reduce)
     def run(value: torch.Tensor, op: str, /, *args: P.args, **kwargs: P.kwargs) -> torch.Tensor:
@@ -65,21 +65,21 @@ def _in_wider_type(
 
 
 def _to_movable_dtype(value: torch.Tensor) -> torch.Tensor:
-    """Returns `value`, or its bytes along its last dim if no backend moves its dtype."""
+    """Views a dtype that no backend moves as bytes, along the last dim."""
     return value.contiguous().view(torch.uint8) if value.dtype in _REDUCED_AS else value
 
 
 @_of_real_parts
 @_in_wider_type
 def all_reduce(value: torch.Tensor, op: str, group: "dist.ProcessGroup") -> torch.Tensor:
-    """Returns the reduction of `value`; `op` is "sum", "max", "min" or "product"."""
+    """Starts the reduction of `value` by `op`: "sum", "max", "min" or "product"."""
     reduced: torch.Tensor = torch.ops._c10d_functional.all_reduce(value, op, group.group_name)
     return reduced
 
 
 @_of_real_parts
 def all_gather(value: torch.Tensor, group: "dist.ProcessGroup") -> torch.Tensor:
-    """Returns the values of all ranks of `group`, of one shape, joined along their first dim.
+    """Joins the values of all ranks of `group`, of one shape, along their first dim.
 
     torch 2.10 to 2.15: gloo reads tensors of a GPU as if they were in the memory of the host, and
     the process crashes (pytorch issue 152645). Only in an all-gather: others copy to the host.
@@ -120,7 +120,7 @@ def _gather_into_new_memory(value: torch.Tensor, size: int, group: str) -> torch
 @_of_real_parts
 @_in_wider_type
 def reduce_scatter(value: torch.Tensor, op: str, group: "dist.ProcessGroup") -> torch.Tensor:
-    """Returns this rank's part, along the first dim, of the reduction of `value`."""
+    """Starts a reduction of which this rank gets its part, along the first dim."""
     part: torch.Tensor = torch.ops._c10d_functional.reduce_scatter_tensor(
         value.contiguous(), op, group.size(), group.group_name
     )
@@ -131,7 +131,7 @@ def reduce_scatter(value: torch.Tensor, op: str, group: "dist.ProcessGroup") -> 
 def all_to_all(
     value: torch.Tensor, received: list[int], sent: list[int], group: "dist.ProcessGroup"
 ) -> torch.Tensor:
-    """Returns the rows that all ranks send to this one, joined along the first dim.
+    """Joins the rows that all ranks send to this one, along the first dim.
 
     `value` has the rows that this rank sends, those for the first rank first; `received` and `sent`
     have the numbers of rows from and for each rank.
@@ -146,7 +146,7 @@ def all_to_all(
 
 
 def wait(value: torch.Tensor) -> torch.Tensor:
-    """Returns `value` after the collective that computes it has finished."""
+    """Waits for the collective that computes `value`, and returns `value`."""
     ready: torch.Tensor = torch.ops._c10d_functional.wait_tensor(value)
     return ready
 
@@ -179,7 +179,7 @@ class CollectiveCall:
 
 
 def collective_call(operator: Operator, args: Args) -> CollectiveCall | None:
-    """Returns the collective that `operator` starts, None if it starts none."""
+    """Reads name, operands and group by the schema; None for other operators."""
     name = _collective_of(operator._schema.name)
     names = [argument.name for argument in operator._schema.arguments] if name else []
     groups = [args[at] for at, argument in enumerate(names) if argument in _GROUPS]
@@ -191,12 +191,12 @@ def collective_call(operator: Operator, args: Args) -> CollectiveCall | None:
 
 
 def is_collective(operator: object) -> bool:
-    """Returns whether `operator` starts a collective of tensors."""
+    """Counts starts alone, not the waits; and only functional collectives."""
     return bool(collective_name(operator))
 
 
 def collective_name(operator: object) -> str:
-    """Returns the name of the collective that `operator` starts; empty without one."""
+    """Finds "all_gather", for instance; empty if `operator` starts no functional collective."""
     name = _name(operator)
     return _collective_of(name) if name.startswith("_c10d_functional::") else ""
 
@@ -209,48 +209,48 @@ def _group_named(name: str) -> Any:
 
 
 def runs_on_gloo(group: str, device: torch.device) -> bool:
-    """Returns whether gloo moves tensors on `device` over the group of this name."""
+    """Looks up the backend by which the group of this name moves tensors on `device`."""
     is_cpu = device.type == "cpu"
     return is_cpu or f"{device.type}:gloo" in str(dist.get_backend_config(_group_named(group)))
 
 
 def gather() -> Any:
-    """Returns the operator that starts an all-gather."""
+    """Looks up the all-gather when it is needed: a torch may lack `torch.distributed`."""
     return torch.ops._c10d_functional.all_gather_into_tensor.default
 
 
 def gather_into() -> Any:
-    """Returns the operator that starts an all-gather into given memory, `out`."""
+    """Looks up the all-gather into given memory, `out`."""
     return torch.ops._c10d_functional.all_gather_into_tensor_out.default
 
 
 def wait_for() -> Any:
-    """Returns the operator that waits for the collective that computes a tensor."""
+    """Looks up the operator that waits for a collective and returns its result."""
     return torch.ops._c10d_functional.wait_tensor.default
 
 
 def all_reduce_out_of_place() -> Any:
-    """Returns the operator that starts an all-reduce into new memory."""
+    """Looks up the all-reduce into new memory."""
     return torch.ops._c10d_functional.all_reduce.default
 
 
 def all_reduce_in_place() -> Any:
-    """Returns the operator that starts an all-reduce in place."""
+    """Looks up the all-reduce into the memory of its operand."""
     return torch.ops._c10d_functional.all_reduce_.default
 
 
 def is_all_reduce(operator: object) -> bool:
-    """Returns whether `operator` starts an all-reduce that is not in place."""
+    """Leaves out the all-reduce in place, `all_reduce_`."""
     return _name(operator) == "_c10d_functional::all_reduce"
 
 
 def is_wait(operator: object) -> bool:
-    """Returns whether `operator` waits for a collective."""
+    """Leaves out `wait_tensors` of torch 2.15, which is not used here."""
     return _name(operator) == "_c10d_functional::wait_tensor"
 
 
 def is_autograd_wrapper(operator: Operator) -> bool:
-    """Returns whether `operator` wraps the result of a collective for autograd.
+    """Finds the operator that wraps the result of a collective for autograd.
 
     torch 2.13: of the operators of functional collectives it alone takes no group and waits for
     none; torch 2.15 has `wait_tensors` too.
@@ -268,13 +268,13 @@ def _name(operator: object) -> str:
 
 
 def is_of_collectives(operator: object) -> bool:
-    """Returns whether `operator` starts a collective, or waits for one."""
+    """Counts starts and waits, of `torch.distributed` and of its functional collectives."""
     return getattr(operator, "namespace", "") in ("_c10d_functional", "c10d")
 
 
 @cache
 def _collective_of(name: str) -> str:
-    """Returns the collective of the operator `name`, such as "c10d::allreduce_"; else ""."""
+    """Finds "all_reduce" for "c10d::allreduce_", and so on; else ""."""
     plain = name.partition("::")[2].replace("_", "")
     return next(
         (collective for collective in _COLLECTIVES if collective.replace("_", "") in plain), ""

@@ -11,12 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from shardcore.adapters.torch_private.collectives import (
-    CollectiveCall,
-    collective_call,
-    is_autograd_wrapper,
-    is_wait,
-)
+from shardcore.adapters.torch_private import collectives
 from shardcore.adapters.torch_private.operators import Operator, is_fused
 from shardcore.adapters.torch_private.trees import Args, Kwargs, tree_leaves
 
@@ -44,7 +39,7 @@ class _OfPlainTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @abstractmethod
     def _run(self, operator: Operator, args: Args, kwargs: Kwargs) -> Any:
-        """Returns the result of `operator`."""
+        """Runs `operator`, or something in its place."""
 
 
 class OperatorListener(_OfPlainTensors):  # type: ignore[no-untyped-call]
@@ -91,7 +86,7 @@ class OperatorListener(_OfPlainTensors):  # type: ignore[no-untyped-call]
 
 @cache
 def _computes_nothing(operator: Operator) -> bool:
-    return is_autograd_wrapper(operator) or operator._schema.name.startswith(PROFILER)
+    return collectives.is_autograd_wrapper(operator) or operator._schema.name.startswith(PROFILER)
 
 
 def _is_without_values(args: Args, kwargs: Kwargs) -> bool:
@@ -125,7 +120,7 @@ class ResultListener(_OfPlainTensors):  # type: ignore[no-untyped-call]
 
 
 def active_mode() -> str:
-    """Returns the name of a mode of another library that this thread is in; empty without one.
+    """Names a mode of another library that this thread is in; empty without one.
 
     A mode sees operators, or what autograd saves, and may change both. `torch.device` is a mode
     too, and changes no more than the default device.
@@ -165,7 +160,7 @@ class _WithoutUpdatesAndWaits(_OfPlainTensors):  # type: ignore[no-untyped-call]
     """
 
     def _run(self, operator: Operator, args: Args, kwargs: Kwargs) -> Any:
-        if is_wait(operator):
+        if collectives.is_wait(operator):
             return args[0]
         return None if is_fused(operator) else operator(*args, **kwargs)
 
@@ -218,14 +213,14 @@ class CollectiveListener(OperatorListener):  # type: ignore[no-untyped-call]
 
     def __init__(
         self,
-        listen: Callable[[CollectiveCall], None],
+        listen: Callable[[collectives.CollectiveCall], None],
         operator_scope: Callable[[Any, Any], AbstractContextManager[Callable[[Any], None]]]
         | None = None,
         *,
         values: bool = True,
     ) -> None:
         def before(operator: Operator, args: Args, kwargs: Kwargs) -> None:
-            started = collective_call(operator, args)
+            started = collectives.collective_call(operator, args)
             if started is not None:
                 listen(started)
 

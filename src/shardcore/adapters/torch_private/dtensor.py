@@ -63,7 +63,7 @@ def _dispatch(
 
 @cache
 def _operators() -> tuple[tuple[torch.library.Library, tuple[str, ...]], ...]:
-    """Returns the names of all operators, with a library for each namespace."""
+    """Groups the names of all operators by namespace, each with a library to register in."""
     names = defaultdict(list)
     for name in torch._C._dispatch_get_all_op_names():
         names[name.partition("::")[0]].append(name)

@@ -1,4 +1,4 @@
-"""Inductor, torch's compiler of graphs."""
+"""Inductor, torch's compiler of graphs, with two of its errors corrected (ADR 19)."""
 
 import functools
 import hashlib
@@ -19,11 +19,11 @@ from shardcore.domain.capture import NotCaptured
 
 
 def compile_graph(module: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Callable[..., Any]:
-    """Returns `module` compiled for operands like `examples`, with eager random values.
+    """Compiles `module` for operands like `examples`, with the random values of eager torch.
 
     The graph of `module` is dropped: the code has its tensors, and nothing reads the graph again.
 
-    The code is in torch's cache on disk, from which any process loads an equal step.
+    The code is in torch's cache on disk, from which any process loads an equal step (ADR 22).
 
     torch 2.13: `torch.compile` would trace the graph again and guard what needs no guards;
     `torch._inductor.compile` takes no settings for one graph alone. `reorder_for_locality` would
@@ -112,9 +112,9 @@ def _keep_renames(recompute: Callable[..., None]) -> Callable[..., None]:
 
 
 def _one_gather_at_a_time() -> Any:
-    """Returns a pass over Inductor's graph that starts a gloo all-gather after the previous wait.
+    """Makes a pass over Inductor's graph: a gloo all-gather starts after the wait before.
 
-    Two at once corrupt memory there (see `capture.trace.analyses.gathering_ranks`). The trace
+    Two at once corrupt memory there (see `capture.analyses.gathering_ranks`). The trace
     has them in turns, and Inductor keeps the order of collectives; but it may move a wait.
     """
     from torch._inductor.custom_graph_pass import CustomGraphPass
@@ -139,7 +139,7 @@ def _one_gather_at_a_time() -> Any:
 
 
 def _gathers_after_waits(graph: fx.Graph) -> list[tuple[fx.Node, fx.Node]]:
-    """Returns the all-gathers of gloo but the first of each group, and the wait before each."""
+    """Pairs each all-gather of gloo, but the first of a group, with the wait before it."""
     last: dict[Any, fx.Node] = {}
     gathers = []
     for node in graph.nodes:
@@ -164,7 +164,7 @@ Decompositions = Mapping[Any, Callable[..., Any]]
 
 
 def decompose_by_tiles(otherwise: Decompositions) -> Decompositions:
-    """Returns decompositions for images with innermost channels that are pooled by tiles.
+    """Builds decompositions for images with innermost channels that are pooled by tiles.
 
     Inductor (torch 2.13) adds the gradient of max pooling by index, element by element: on a CPU
     half of the step of a small CNN. For tiles, which neither overlap nor are padded, pooling and
@@ -200,7 +200,7 @@ _LARGEST = 16
 
 
 def _pool(image: torch.Tensor, tile: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the maximum of each tile, and its index in the image.
+    """Finds the maximum of each tile, and its index in the image.
 
     Shapes: (batch, channels, height, width) to (batch, channels, rows, columns), twice.
     """
@@ -212,7 +212,7 @@ def _pool(image: torch.Tensor, tile: tuple[int, int]) -> tuple[torch.Tensor, tor
 
 
 def _gradient(gradient: torch.Tensor, image: torch.Tensor, tile: tuple[int, int]) -> torch.Tensor:
-    """Returns the gradient of `image`: at each maximum the gradient of its tile, else zero."""
+    """Puts the gradient of each tile where its maximum is, and zeros elsewhere."""
     _, index = _largest(image, tile)
     number = torch.arange(tile[0] * tile[1], dtype=index.dtype, device=index.device)
     is_largest = _spread(index) == number.view(tile[0], 1, tile[1])
@@ -230,7 +230,7 @@ def _tile(
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
 ) -> tuple[int, int] | None:
-    """Returns height and width of the tiles; None if there are none, or other code is as fast.
+    """Finds height and width of the tiles; None if there are none, or other code is as fast.
 
     The operands have the names and defaults of torch.
     """
@@ -242,7 +242,7 @@ def _tile(
 
 
 def _largest(image: torch.Tensor, tile: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the maximum of each tile, and its index there: the first of equals, the last nan."""
+    """Finds the maximum of each tile, and its index there: the first of equals, the last nan."""
     height, width = tile
     rows, columns = image.shape[2] // height * height, image.shape[3] // width * width
     parts = [
@@ -263,5 +263,5 @@ def _maximum_with_index(
 
 
 def _spread(tiled: torch.Tensor) -> torch.Tensor:
-    """Returns `tiled` with shape (batch, channels, rows, 1, columns, 1)."""
+    """Adds dims, for the elements of a tile: (batch, channels, rows, 1, columns, 1)."""
     return tiled[:, :, :, None, :, None]

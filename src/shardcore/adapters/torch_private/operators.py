@@ -28,7 +28,7 @@ class Operator(Protocol):
         """Properties that torch gives it."""
 
     def __hash__(self) -> int:
-        """Returns the hash of its identity."""
+        """Hashes its identity."""
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Runs the operator."""
@@ -37,7 +37,7 @@ class Operator(Protocol):
         """Runs a composite operator by others."""
 
     def has_kernel_for_dispatch_key(self, key: torch.DispatchKey) -> bool:
-        """Returns whether a kernel is registered for `key`."""
+        """Looks for a kernel that is registered for `key`."""
 
 
 # torch 2.13: no public name copies a list of tensors into another in one call.
@@ -55,7 +55,7 @@ _UNTAGGED = frozenset(_NOT_TAGGED.split())
 
 @cache
 def is_elementwise(operator: Operator) -> bool:
-    """Returns whether `operator` is elementwise and not random."""
+    """Reads torch's tag, and `_UNTAGGED`; leaves out random operators."""
     tags = operator.tags
     is_pointwise = torch.Tag.pointwise in tags or aten_name(operator) in _UNTAGGED
     return is_pointwise and torch.Tag.nondeterministic_seeded not in tags
@@ -63,7 +63,7 @@ def is_elementwise(operator: Operator) -> bool:
 
 @cache
 def is_composite(operator: Operator) -> bool:
-    """Returns whether `operator.decompose` runs `operator` by other operators.
+    """Tells whether `operator.decompose` runs it by other operators.
 
     torch 2.13: below autograd, and in inference mode, such operators arrive as they are.
     """
@@ -72,7 +72,7 @@ def is_composite(operator: Operator) -> bool:
 
 @cache
 def is_list_operator(operator: Operator) -> bool:
-    """Returns whether `operator` applies to each tensor of a list, as those of optimizers do.
+    """Tells whether `operator` applies to each tensor of a list, as those of optimizers do.
 
     It returns a list, or writes into the tensors of lists and returns None.
     """
@@ -88,12 +88,12 @@ def is_list_operator(operator: Operator) -> bool:
 
 
 def is_fused(operator: Operator) -> bool:
-    """Returns whether `operator` is a fused optimizer update of parameters and moments."""
+    """Finds the optimizer updates that write parameters and moments in one call."""
     return is_list_operator(operator) and writes_others(operator)
 
 
 def is_skippable(operator: Operator) -> bool:
-    """Returns whether `operator` is a fused update, which does nothing if its `found_inf` is 1."""
+    """Finds the fused updates that do nothing if their `found_inf` is 1."""
     return is_fused(operator) and "found_inf" in (
         argument.name for argument in operator._schema.arguments
     )
@@ -104,14 +104,14 @@ def _is_list(argument: Any) -> bool:
 
 
 def aten_name(operator: object) -> str:
-    """Returns `add` for `aten.add_.Tensor`, and so on; empty for operators outside ATen."""
+    """Finds `add` for `aten.add_.Tensor`, and so on; empty for operators outside ATen."""
     schema = getattr(operator, "_schema", None)
     space, _, name = ("", "", "") if schema is None else schema.name.partition("::")
     return name.removesuffix("_") if space == "aten" else ""
 
 
 def out_of_place(operator: Operator) -> Any:
-    """Returns `squeeze` for `squeeze_`, and so on."""
+    """Looks up `squeeze` for `squeeze_`, and so on."""
     name = aten_name(operator)
     overload = "int" if name == "transpose" else operator._schema.overload_name
     return getattr(getattr(torch.ops.aten, name), overload)
@@ -119,7 +119,7 @@ def out_of_place(operator: Operator) -> Any:
 
 @cache
 def writing_into(operator: Operator) -> tuple[Any, str] | None:
-    """Returns the variant of `operator` that writes into an operand, and that operand's name.
+    """Finds the variant of `operator` that writes into an operand, and that operand's name.
 
     None if torch has none on a CPU, or one that runs `operator` and copies.
     """
@@ -140,7 +140,7 @@ def _declared(argument: Any) -> tuple[str, str]:
 
 
 def reshaped_in_place(operator: Operator, target: torch.Tensor, *args: object) -> Any:
-    """Returns `target`, of a tensor subclass, with the shape that `operator` gives it.
+    """Changes the shape of `target`, of a tensor subclass, as `operator` says.
 
     torch 2.13: an operator with the tag `inplace_view` changes the metadata of a tensor below the
     dispatch of tensor subclasses.
@@ -150,7 +150,7 @@ def reshaped_in_place(operator: Operator, target: torch.Tensor, *args: object) -
 
 @cache
 def is_view(operator: Operator) -> bool:
-    """Returns whether the results share the memory of the first operand, without a write.
+    """Tells whether the results share the memory of the first operand, without a write.
 
     torch 2.13: `OpOverload.is_view` is False for operators that return a list, such as `unbind`.
     """
@@ -161,20 +161,20 @@ def is_view(operator: Operator) -> bool:
 
 @cache
 def writes_first(operator: object) -> bool:
-    """Returns whether `operator` writes into its first operand."""
+    """Reads the schema: true for `add_`, false for `add`."""
     return any(position == 0 for position, _ in _written_arguments(operator))
 
 
 @cache
 def writes_others(operator: object) -> bool:
-    """Returns whether `operator` writes into another operand than its first."""
+    """Reads the schema: true for `out=` and for fused updates of optimizers."""
     return any(position > 0 for position, _ in _written_arguments(operator))
 
 
 def written_operands(
     operator: object, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> list[Any]:
-    """Returns the operands into which `operator` writes: tensors, and those of each list."""
+    """Lists the operands that `operator` writes into: tensors, and those of each list."""
     written: list[Any] = []
     for position, name in _written_arguments(operator):
         operand = args[position] if position < len(args) else kwargs.get(name, ())
@@ -184,7 +184,6 @@ def written_operands(
 
 @cache
 def _written_arguments(operator: object) -> tuple[tuple[int, str], ...]:
-    """Returns the positions and names of the arguments into which `operator` writes."""
     schema = getattr(operator, "_schema", None)
     arguments = () if schema is None else schema.arguments
     return tuple(
@@ -195,23 +194,23 @@ def _written_arguments(operator: object) -> tuple[tuple[int, str], ...]:
 
 
 def as_tuple(results: object) -> tuple[Any, ...]:
-    """Returns the results of an operator, one or several, as a tuple."""
+    """Wraps a single result."""
     return tuple(results) if isinstance(results, list | tuple) else (results,)
 
 
 def number_of_results(operator: Operator) -> int:
-    """Returns the number of tensors that `operator` returns."""
+    """Counts declared results: a list is one."""
     return len(operator._schema.returns)
 
 
 def without_results(operator: Operator) -> tuple[Any, ...]:
-    """Returns, for each result of `operator`, None if it is a tensor, and 0 if it is a number."""
+    """Lists, for each result of `operator`, None if it is a tensor, and 0 if it is a number."""
     returns = operator._schema.returns
     return tuple(None if str(declared.type) == "Tensor" else 0 for declared in returns)
 
 
 def arguments_of(operator: Operator, args: Args, kwargs: Kwargs) -> dict[str, Any]:
-    """Returns the arguments of a call by name, those with default values among them."""
+    """Names the arguments of a call, and adds those with default values."""
     declared = operator._schema.arguments
     defaults = {
         argument.name: argument.default_value
@@ -224,7 +223,7 @@ def arguments_of(operator: Operator, args: Args, kwargs: Kwargs) -> dict[str, An
 
 @cache
 def kind_of_results(operator: Operator) -> str:
-    """Returns "tensor", "list" or "tuple": the type of the results of `operator`.
+    """Reads the type of the results of `operator`: "tensor", "list" or "tuple".
 
     It is "tuple with list" for a tuple whose last element is a list.
     """
@@ -235,7 +234,7 @@ def kind_of_results(operator: Operator) -> str:
 
 
 def reads_values(operator: object, args: tuple[Any, ...]) -> bool:
-    """Returns whether the result of `operator` is a number, or has a shape, that depends on values.
+    """Tells whether the result is a number, or has a shape, that depends on values.
 
     torch 2.13: operators that take indices have the same tag as operators that take masks.
     """
@@ -260,7 +259,7 @@ _MASKS = (torch.bool, torch.uint8)
 
 
 def direct(operator: object) -> Any:
-    """Returns the function of `operator` in C++.
+    """Looks up the function of `operator` in C++.
 
     torch 2.13: `OpOverload.__call__` is Python, and a fifth of the time of a small operator.
     """
@@ -270,7 +269,7 @@ def direct(operator: object) -> Any:
 
 
 def needs_grad_mode(operator: object) -> bool:
-    """Returns whether `operator` returns less where no gradients are recorded, as in a program."""
+    """Finds an operator that returns less where no gradients are recorded, as in a program."""
     return operator is _RECURRENT
 
 
@@ -285,5 +284,5 @@ def _recurrent(*args: Any) -> Any:
 
 @cache
 def draws(operator: object) -> bool:
-    """Returns whether `operator` draws from a random generator, or reads or sets its state."""
+    """Counts what reads or sets the state of a random generator too."""
     return torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ())

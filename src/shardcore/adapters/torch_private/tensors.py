@@ -1,7 +1,11 @@
 """Tensor subclasses, autograd nodes, hooks of modules, identities of memory and generators."""
 
-from collections.abc import Callable, Sequence
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from operator import attrgetter
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -19,7 +23,7 @@ def wrapper(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Any:
-    """Returns a tensor of the class `cls` without memory.
+    """Makes a tensor of the class `cls` without memory.
 
     torch 2.13: `_make_wrapper_subclass` is how the documentation of torch extends tensors, and has
     no public name.
@@ -30,7 +34,7 @@ def wrapper(
 
 
 def set_metadata(tensor: torch.Tensor, other: torch.Tensor) -> None:
-    """Gives `tensor` the shape, strides and dtype of `other`, of its class.
+    """Sets shape, strides and dtype of `tensor` to those of `other`, of its class.
 
     torch 2.13: of a tensor without memory this is all that `tensor.data = other` does. A subclass
     that replaces `data` reaches torch's by the descriptor.
@@ -39,7 +43,7 @@ def set_metadata(tensor: torch.Tensor, other: torch.Tensor) -> None:
 
 
 def hides_subclasses() -> bool:
-    """Returns whether operators on this thread now pass over `__torch_dispatch__`.
+    """Tells whether operators on this thread now pass over `__torch_dispatch__`.
 
     torch 2.13: `torch.tensor([x])` reads the numbers of tensors so, and nothing public tells.
     """
@@ -47,7 +51,7 @@ def hides_subclasses() -> bool:
 
 
 def backward_pass() -> int:
-    """Returns the number of the backward pass that runs on this thread now.
+    """Reads the number of the backward pass that runs on this thread; -1 outside of one.
 
     torch 2.13: it has no public name. A pass that fails calls nothing at its end.
     """
@@ -55,7 +59,7 @@ def backward_pass() -> int:
 
 
 def count_nodes() -> int:
-    """Returns the number of autograd nodes of this thread, which the next node gets as its number.
+    """Counts the autograd nodes of this thread; the next node gets this number.
 
     torch 2.13: the number has no public name.
     """
@@ -64,7 +68,7 @@ def count_nodes() -> int:
 
 
 def current_node() -> int | None:
-    """Returns the number of the node that runs on this thread; None outside, and for a leaf.
+    """Reads the number of the node that runs on this thread; None outside, and for a leaf.
 
     torch 2.13: neither the node nor its number has a public name. The node that accumulates the
     gradient of a leaf has the largest number there is.
@@ -76,7 +80,7 @@ def current_node() -> int | None:
 
 
 def accumulating_leaf() -> torch.Tensor | None:
-    """Returns the leaf whose gradient is accumulated on this thread now, None without one.
+    """Finds the leaf whose gradient is accumulated on this thread now, None without one.
 
     torch 2.13: as for `current_node`.
     """
@@ -93,7 +97,7 @@ def after_backward(call: Callable[[], None]) -> None:
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """Returns the number of writes into the memory of `tensor` that torch has counted.
+    """Counts the writes into the memory of `tensor` that torch has seen.
 
     torch 2.13: `_version` has no public name. A tensor made in inference mode has none.
     """
@@ -101,7 +105,7 @@ def version_of(tensor: torch.Tensor) -> int:
 
 
 def hooks_of(module: torch.nn.Module) -> list[Any]:
-    """Returns the hooks that `module` calls in its forward and backward pass.
+    """Lists the hooks that `module` calls in its forward and backward pass.
 
     torch 2.10 to 2.15: public names register hooks, but do not list them. A module keeps each kind
     in a dict, under a name that ends with the kind.
@@ -111,7 +115,7 @@ def hooks_of(module: torch.nn.Module) -> list[Any]:
 
 
 def hook_registries() -> list[dict[int, Any]]:
-    """Returns the dicts of the hooks that all torch modules call.
+    """Lists the dicts of the hooks that all torch modules call.
 
     torch 2.10 to 2.15: as for `hooks_of`, they are variables of the module that defines `Module`.
     """
@@ -127,7 +131,7 @@ METADATA_OF: Callable[[torch.Tensor], tuple[Any, ...]] = attrgetter(
 
 
 def identity_of(generator: torch.Generator) -> int:
-    """Returns a number that identifies the generator while it exists.
+    """Identifies the generator while it exists.
 
     torch 2.13: an operator gets a new Python object for a generator.
     """
@@ -135,9 +139,47 @@ def identity_of(generator: torch.Generator) -> int:
 
 
 def memory_of(tensor: torch.Tensor) -> int:
-    """Returns a number that identifies the memory of `tensor` while a tensor has it.
+    """Identifies the memory of `tensor` while a tensor has it.
 
     torch 2.13: there is no public name for the identity of a storage without its address, which
     tensors of no elements share.
     """
     return int(tensor.untyped_storage()._cdata)
+
+
+@contextmanager
+def _some_dtensor() -> Iterator[None]:
+    """Opens a context in which torch finds a class DTensor, also where it has none.
+
+    torch 2.13 imports the class for the first operator on a tensor subclass, and keeps it. Without
+    the class, no operator on a tensor subclass would run.
+    """
+    name = "torch.distributed.tensor"
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        stand_in: Any = ModuleType(name)
+        stand_in.DTensor = type("DTensor", (), {})
+        before = {name: sys.modules[name]} if name in sys.modules else {}
+        sys.modules[name] = stand_in
+        yield
+        del sys.modules[name]
+        sys.modules.update(before)
+    else:
+        yield
+
+
+def find_dtensor() -> None:
+    """Lets torch look for the class DTensor."""
+    with _some_dtensor():
+        torch.ops.aten.detach.default(
+            wrapper(_Probe, (1,), (1,), torch.float32, torch.device("cpu"))
+        )
+
+
+class _Probe(torch.Tensor):
+    __torch_function__ = NO_TORCH_FUNCTION
+
+    @classmethod
+    def __torch_dispatch__(cls, *_: object, **__: object) -> torch.Tensor:
+        return torch.zeros(1)

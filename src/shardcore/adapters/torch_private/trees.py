@@ -17,7 +17,7 @@ Kwargs = dict[str, Any]
 
 
 def tree_leaves(nest: object) -> list[Any]:
-    """Returns the leaves of tuples, lists and dicts, in order.
+    """Lists the leaves of tuples, lists and dicts, in order.
 
     torch 2.13: its own function is private, and takes five times the time.
 
@@ -31,7 +31,7 @@ def tree_leaves(nest: object) -> list[Any]:
 
 
 def tree_map(function: Callable[[Any], Any], nest: Any) -> Any:
-    """Returns `nest` with `function` applied to each leaf.
+    """Applies `function` to each leaf, and builds the same nest of the results.
 
     Example:
         >>> tree_map(str, (1, [None, {"a": (2,)}]))
@@ -48,7 +48,7 @@ def tree_map(function: Callable[[Any], Any], nest: Any) -> Any:
 def tree_map_only(
     kind: type | tuple[type, ...], function: Callable[[Any], object], nest: object
 ) -> Any:
-    """Returns `nest` with `function` applied to each leaf of type `kind`.
+    """Applies `function` to each leaf of type `kind`; the others stay.
 
     Example:
         >>> tree_map_only(int, str, (1, 2.0))

@@ -12,10 +12,10 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
+from shardcore.adapters.capture.analyses import repeat_calls
 from shardcore.adapters.capture.recording.comparison import varying_memories
 from shardcore.adapters.capture.recording.functions import generator_states, set_generator_states
-from shardcore.adapters.capture.trace.rewriting import repeat_calls
-from shardcore.adapters.capture.trace.trace import Call, Literals, Read, Trace, Value, numbered
+from shardcore.adapters.capture.trace import Call, Literals, Read, Trace, Value, numbered
 from shardcore.domain.capture import GuardFailed, NotCaptured
 
 # The most bytes that a run may write before its last check: they are copied at each run.
@@ -38,7 +38,7 @@ def check(tensor: torch.Tensor, number: Any) -> None:
 
 
 def with_checks(trace: Trace, literals: Literals) -> Trace:
-    """Returns `trace` with a check of each number that it reads, unless all runs read the same.
+    """Adds a check of each number that the step reads, unless all runs read the same.
 
     A number that depends on state alone, a count of steps for instance, is computed and checked at
     the beginning; any other where the step reads it.
@@ -68,7 +68,7 @@ def _check(read: Read, value: Value) -> Call:
 
 
 def _ahead(read: Read, before: Sequence[Call], trace: Trace) -> list[Call] | None:
-    """Returns calls that compute the value of `read`, and check it, at the beginning of `trace`.
+    """Makes calls that compute the value of `read`, and check it, at the beginning of `trace`.
 
     They write into copies of the tensors from outside. None if they cannot run there, or if several
     views of one memory would need one copy.
@@ -101,7 +101,7 @@ def _may_be_ahead(call: Call) -> bool:
 
 
 def rollback_of(trace: Trace, captured_inputs: Sequence[Any]) -> "Rollback":
-    """Returns the rollback of the writes before the last check; empty in a step without checks.
+    """Finds the writes before the last check, to undo; none in a step without checks.
 
     Raises:
         NotCaptured: If it writes too much before its last check.

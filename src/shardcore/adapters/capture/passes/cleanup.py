@@ -6,10 +6,9 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
+from shardcore.adapters.capture.analyses import is_view, rewrite_calls
 from shardcore.adapters.capture.passes.checks import check
-from shardcore.adapters.capture.trace.analyses import is_view
-from shardcore.adapters.capture.trace.rewriting import rewrite_calls
-from shardcore.adapters.capture.trace.trace import Call, Trace, Value, values
+from shardcore.adapters.capture.trace import Call, Trace, Value, values
 
 VIEW = torch.ops.aten.view.default
 _RESHAPE = torch.ops.aten.reshape.default
@@ -30,7 +29,7 @@ _VIEWS: set[Any] = {
 
 
 def with_constant_loss_seed(trace: Trace) -> Trace:
-    """Returns `trace` with a constant for the gradient that a backward pass begins with.
+    """Replaces the gradient that a backward pass begins with by a constant.
 
     `ones_like` of the loss reads its shape only: the loss may then be summed over the ranks later.
     """
@@ -48,7 +47,7 @@ def with_constant_loss_seed(trace: Trace) -> Trace:
 
 
 def with_direct_views(trace: Trace) -> Trace:
-    """Returns `trace` with each view of a view replaced by one view of the base.
+    """Replaces each view of a view by one view of the base.
 
     A step of Keras and autograd has chains of five views for each product. Shapes and strides are
     known, since a trace records one run.
@@ -69,7 +68,7 @@ def with_direct_views(trace: Trace) -> Trace:
 
 
 def _view(base: Value, call: Call, trace: Trace) -> Call:
-    """Returns the result of `call` as a view of `base`, which begins with the same element."""
+    """Views `base`, which begins with the same element as the result of `call`."""
     form = trace.form(call.result)
     if form.is_dense and trace.form(base).is_dense:
         return attrs.evolve(call, operator=VIEW, args=(base, list(form.shape)))
@@ -78,7 +77,7 @@ def _view(base: Value, call: Call, trace: Trace) -> Call:
 
 
 def without_dead_code(trace: Trace) -> Trace:
-    """Returns `trace` without calls on which no output, tensor outside, rank or draw depends."""
+    """Drops calls on which no output, tensor outside, rank or draw depends."""
     read = set(values(trace.outputs))
     live = trace.memories(read) | trace.given()
     live_calls = []

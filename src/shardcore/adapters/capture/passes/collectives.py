@@ -6,36 +6,24 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
+from shardcore.adapters.capture import analyses
 from shardcore.adapters.capture.passes.checks import check
-from shardcore.adapters.capture.trace.analyses import (
-    FAR,
-    gathering_ranks,
-    gathers,
-    held_bytes,
-    is_view,
-    live_bytes,
-    makers_of,
-    needs_of,
-    sent_bytes,
-    with_needs,
-)
-from shardcore.adapters.capture.trace.rewriting import rename_values, repeat_calls, rewrite_calls
-from shardcore.adapters.capture.trace.trace import Call, Trace, Value
+from shardcore.adapters.capture.trace import Call, Trace, Value
 from shardcore.adapters.torch_private import collectives
 
 _EMPTY = torch.ops.aten.empty.memory_format
 
 
 def with_regathers(trace: Trace) -> Trace:
-    """Returns `trace` with a second all-gather of each weight that the backward pass reads.
+    """Adds a second all-gather of each weight that the backward pass reads.
 
     The full weight is freed in between, as FSDP's `reshard_after_forward` does. A weight that the
     backward pass reads before another all-gather is kept.
     """
     new_trace = trace.with_calls([])
-    makers = makers_of(trace)
+    makers = analyses.makers_of(trace)
     needs = [{makers[value] for value in call.operands if value in makers} for call in trace.calls]
-    indices = [index for index, call in enumerate(trace.calls) if gathers(call)]
+    indices = [index for index, call in enumerate(trace.calls) if analyses.gathers(call)]
     calls = list(trace.calls)
     again: dict[int, list[Call]] = {}
     for index in indices:
@@ -45,13 +33,17 @@ def with_regathers(trace: Trace) -> Trace:
         if not readers or bisect(indices, last_use) == bisect(indices, readers[0]):
             continue  # no other weight is all-gathered between the two
         read = {value for reader in readers for value in trace.calls[reader].operands} & made
-        made_by = with_needs({makers[value] for value in read}, needs)
+        made_by = analyses.with_needs({makers[value] for value in read}, needs)
         if _may_repeat(made_by, readers[0], trace):
             names: dict[Value, Value] = {}
-            for call in repeat_calls((trace.calls[maker] for maker in made_by), names, new_trace):
+            for call in analyses.repeat_calls(
+                (trace.calls[maker] for maker in made_by), names, new_trace
+            ):
                 again.setdefault(readers[0], []).append(attrs.evolve(call, backward=True))
             for reader in readers:
-                args, kwargs = rename_values((calls[reader].args, calls[reader].kwargs), names)
+                args, kwargs = analyses.rename_values(
+                    (calls[reader].args, calls[reader].kwargs), names
+                )
                 calls[reader] = attrs.evolve(calls[reader], args=args, kwargs=kwargs)
     new_trace.calls = [
         scheduled for index, call in enumerate(calls) for scheduled in (*again.get(index, ()), call)
@@ -60,7 +52,7 @@ def with_regathers(trace: Trace) -> Trace:
 
 
 def _uses(gather: int, trace: Trace) -> tuple[set[Value], int, list[int]]:
-    """Returns the uses of the weight that the call at index `gather` all-gathers.
+    """Follows the weight that the call at index `gather` all-gathers.
 
     Returns:
         The weight and its copies and views; the index of the last call that reads it before the
@@ -74,7 +66,7 @@ def _uses(gather: int, trace: Trace) -> tuple[set[Value], int, list[int]]:
             continue
         if call.backward:
             readers.append(index)
-        elif made.issuperset(call.operands) and _moves(call):
+        elif made.issuperset(call.operands) and _only_moves(call):
             made |= set(call.results)
         else:
             last_use = index
@@ -82,17 +74,16 @@ def _uses(gather: int, trace: Trace) -> tuple[set[Value], int, list[int]]:
 
 
 def _may_repeat(indices: list[int], reader: int, trace: Trace) -> bool:
-    """Returns whether these calls only move data that nothing changes before index `reader`."""
+    """Checks that the calls only move data, which nothing changes before index `reader`."""
     calls = [trace.calls[index] for index in indices]
     touched = set[int]().union(*map(trace.reads_of, calls), *map(trace.writes_of, calls))
     between = trace.calls[indices[0] : reader]
     written = (value for call in between for value in call.writes)
-    moves = all(_moves(call) or gathers(call) for call in calls)
+    moves = all(_only_moves(call) or analyses.gathers(call) for call in calls)
     return moves and not touched & trace.memories((*written, *trace.inputs))
 
 
-def _moves(call: Call) -> bool:
-    """Returns whether the results are copies or views of the operands."""
+def _only_moves(call: Call) -> bool:
     operator = call.operator
     return operator in _MOVES or getattr(operator, "is_view", False)
 
@@ -112,7 +103,7 @@ _MOVES = {
 
 
 def with_memory_for_gathers(trace: Trace) -> Trace:
-    """Returns `trace` with all-gathers on a CPU that write into memory which the step makes.
+    """Has all-gathers on a CPU write into memory which the step makes.
 
     Such a gather is safe on gloo where several are under way (`collectives.gather_safely`), and
     here it runs no Python.
@@ -130,11 +121,11 @@ def with_memory_for_gathers(trace: Trace) -> Trace:
         operator = collectives.gather_into()
         return attrs.evolve(call, operator=operator, kwargs=into, writes=(call.result,))
 
-    return rewrite_calls(trace, rewrite)
+    return analyses.rewrite_calls(trace, rewrite)
 
 
-def with_early_starts(trace: Trace, far: int = FAR) -> Trace:
-    """Returns `trace` with each collective started as soon as its operand is computed.
+def with_early_starts(trace: Trace, far: int = analyses.FAR) -> Trace:
+    """Starts each collective as soon as its operand is computed.
 
     It prefetches: a weight is all-gathered while the layer before it computes, and the gradient of
     an input is reduced while that of the kernel is computed. Collectives keep their order, which is
@@ -142,9 +133,9 @@ def with_early_starts(trace: Trace, far: int = FAR) -> Trace:
     gloo, no all-gather overtakes the first reader of the all-gather before it over the same ranks.
     A start overtakes at most `far` calls.
     """
-    needs = needs_of(trace)
+    needs = analyses.needs_of(trace)
     order: dict[int, None] = {}  # the indices of calls, each where it comes first
-    live = live_bytes(trace)
+    live = analyses.live_bytes(trace)
     highest = max(live, default=0)
     readers = _first_readers(trace)
     gathered: dict[str, int] = {}
@@ -152,16 +143,16 @@ def with_early_starts(trace: Trace, far: int = FAR) -> Trace:
     for index, call in enumerate(trace.calls):
         if not _is_fixed(call, trace):
             continue
-        first, held = index, held_bytes(call, trace)
-        ranks = gathering_ranks(call, trace)
-        farthest = max(index - far, gathered.get(ranks, 0) if gathers(call) else last)
+        first, held = index, analyses.held_bytes(call, trace)
+        ranks = analyses.gathering_ranks(call, trace)
+        farthest = max(index - far, gathered.get(ranks, 0) if analyses.gathers(call) else last)
         while first > farthest and live[first - 1] + held <= highest:
             first -= 1
             live[first] += held
         order |= dict.fromkeys(range(ordered, first))
         ordered = max(ordered, first)
-        order |= dict.fromkeys(with_needs([index], needs, order))
-        last = last if gathers(call) else index
+        order |= dict.fromkeys(analyses.with_needs([index], needs, order))
+        last = last if analyses.gathers(call) else index
         if ranks:
             gathered[ranks] = readers.get(trace.memory[call.result.number], index)
     order |= dict.fromkeys(range(len(trace.calls)))
@@ -169,17 +160,17 @@ def with_early_starts(trace: Trace, far: int = FAR) -> Trace:
 
 
 def _first_readers(trace: Trace) -> dict[int, int]:
-    """Returns, by memory, the index of the first call that reads it; a view does not."""
+    """Finds, by memory, the index of the first call that reads it; a view does not."""
     readers: dict[int, int] = {}
     for index, call in enumerate(trace.calls):
-        if not is_view(call, trace):
+        if not analyses.is_view(call, trace):
             for memory in trace.reads_of(call):
                 readers.setdefault(memory, index)
     return readers
 
 
 def _is_fixed(call: Call, trace: Trace) -> bool:
-    """Returns whether all ranks run `call` in one order: a collective, or an effect on the host."""
+    """Finds the calls that all ranks run in one order: collectives, and effects on the host."""
     operator = call.operator
     return torch_private.is_of_collectives(operator) or not trace.writes_of(call)
 
@@ -200,20 +191,20 @@ class _InFlight:
 
 
 def with_late_waits(trace: Trace) -> Trace:
-    """Returns `trace` with a wait for each collective, before the first call that needs it.
+    """Waits for each collective before the first call that needs it.
 
     Such a call reads the result, or overwrites the operand. A collective holds its operand until
     the wait: if that would exceed the peak memory of the step, the oldest one is waited for. On
     gloo, an all-gather is waited for before the next one over the same ranks starts. A check, where
     the step may end, waits for all: their memory is used again.
     """
-    needs, live = needs_of(trace), live_bytes(trace)
+    needs, live = analyses.needs_of(trace), analyses.live_bytes(trace)
     highest = max(live, default=0)
     flight: dict[int, _InFlight] = {}  # by the index of the collective, the oldest first
     calls: list[Call] = []
     for index, call in enumerate(trace.calls):
-        if not is_view(call, trace):  # a view reads nothing
-            ranks = gathering_ranks(call, trace)
+        if not analyses.is_view(call, trace):  # a view reads nothing
+            ranks = analyses.gathering_ranks(call, trace)
             for start in list(flight):
                 is_next = ranks and flight[start].gathers_over == ranks
                 if start in needs[index] or is_next or call.operator is check:
@@ -226,8 +217,8 @@ def with_late_waits(trace: Trace) -> Trace:
         calls.append(call)
         if call.collective:
             waits = [Call(torch_private.wait_for(), (made,), {}, made) for made in call.results]
-            ranks = gathering_ranks(call, trace)
-            flight[index] = _InFlight(waits, sent_bytes(call, trace), ranks)
+            ranks = analyses.gathering_ranks(call, trace)
+            flight[index] = _InFlight(waits, analyses.sent_bytes(call, trace), ranks)
     return trace.with_calls(
         [*calls, *(wait for in_flight in flight.values() for wait in in_flight.waits)]
     )

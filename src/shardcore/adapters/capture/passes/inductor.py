@@ -6,12 +6,12 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.trace.rewriting import rewrite_calls
-from shardcore.adapters.capture.trace.trace import Call, Form, Number, Trace, values
+from shardcore.adapters.capture.analyses import rewrite_calls
+from shardcore.adapters.capture.trace import Call, Form, Number, Trace, values
 
 
 def with_sizes(trace: Trace) -> Trace:
-    """Returns `trace` with the size of each `repeat_interleave`, which Inductor cannot know.
+    """Adds the size of each `repeat_interleave`, which Inductor cannot know.
 
     `keras.ops.repeat` counts so, and with it metrics like `AUC`. The counts depend on nothing that
     changes: else the step is not captured.
@@ -28,7 +28,7 @@ _REPEAT: Any = torch.ops.aten.repeat_interleave.Tensor
 
 
 def with_plain_paddings(trace: Trace) -> Trace:
-    """Returns `trace` with dense gradients of padding by the edge, as Inductor expects them.
+    """Makes gradients of padding by the edge dense, as Inductor expects them.
 
     torch 2.13 gives the gradient the strides of the padded tensor, whose values it does not read;
     Inductor, which may have laid that out otherwise, ends the step. So the operator is given a
@@ -56,7 +56,7 @@ _PADDING_BACKWARD = {
 
 
 def with_reshapes(trace: Trace) -> Trace:
-    """Returns `trace` with a reshape for each view of what is not written into.
+    """Replaces each view of what is not written into by a reshape.
 
     What Inductor makes of an operator may have other strides than the operator's result, so that
     there is no such view: in torch 2.13 a `stack` of one tensor has those of the tensor. The result
@@ -74,7 +74,7 @@ def with_reshapes(trace: Trace) -> Trace:
 
 
 def with_factors_apart(trace: Trace) -> Trace:
-    """Returns `trace` with `add(x, y, alpha=factor)` as `add(x, y * factor)`.
+    """Rewrites `add(x, y, alpha=factor)` as `add(x, y * factor)`.
 
     Inductor takes no number of a tensor; and torch 2.13 forgets any factor where `x` or `y` is a
     matrix product, in silence, as it makes `addmm` of both:
@@ -95,7 +95,7 @@ def with_factors_apart(trace: Trace) -> Trace:
 
 
 def _must_multiply(call: Call, factor: Any, trace: Trace) -> bool:
-    """Returns whether the second operand is multiplied, since Inductor would ignore the factor.
+    """Finds the calls whose factor Inductor would ignore.
 
     Of operands of two dtypes the product would be rounded to that of the second; Inductor makes no
     `addmm` of them.
@@ -116,7 +116,6 @@ _SCALING = {"add", "sub", "addmm", "addmv", "addr", "addbmm", "baddbmm"}
 
 
 def _scaled(call: Call, factor: Any, trace: Trace) -> Any:
-    """Returns the second operand of `call`, a tensor or a list of them, times the factor."""
     by = factor.value if isinstance(factor, Number) else factor
 
     def times(value: Any) -> Any:
@@ -133,7 +132,7 @@ LARGE = 2**24
 
 
 def with_onednn_products(trace: Trace, onednn: torch_private.OneDnn) -> Trace:
-    """Returns `trace` with its large float32 matrix products on a CPU computed by oneDNN.
+    """Computes the large float32 matrix products on a CPU by oneDNN.
 
     Measured on an AMD EPYC with AVX-512, one thread: 80 to 105 billion operations a second, where
     MKL does 64 to 95. On an Intel Xeon MKL is faster, with 139 to 186, by up to a fifth.
@@ -147,7 +146,7 @@ def with_onednn_products(trace: Trace, onednn: torch_private.OneDnn) -> Trace:
 
 
 def _is_faster(call: Call, trace: Trace) -> bool:
-    """Returns whether oneDNN is faster, by the forms of the operands: the same on all ranks.
+    """Decides by the forms of the operands, which are the same on all ranks.
 
     A first operand that is transposed, as for the gradient of a kernel, stays with MKL: some
     of those products are slower by oneDNN.

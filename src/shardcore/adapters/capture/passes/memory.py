@@ -12,9 +12,8 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.trace.analyses import is_view, last_uses, makers_of
-from shardcore.adapters.capture.trace.rewriting import rewrite_calls
-from shardcore.adapters.capture.trace.trace import Call, Form, Number, Trace, Value, values
+from shardcore.adapters.capture.analyses import is_view, last_uses, makers_of, rewrite_calls
+from shardcore.adapters.capture.trace import Call, Form, Number, Trace, Value, values
 from shardcore.domain.errors import ControlFlow
 
 _SELECT = torch.ops.aten.select.int
@@ -33,7 +32,7 @@ class _NotDonated(ControlFlow):
 
 
 def with_donated_inputs(trace: Trace) -> Trace:
-    """Returns `trace` with donated inputs overwritten by the outputs that replace them.
+    """Overwrites donated inputs by the outputs that replace them.
 
     Such an output consists of the parts of the input, each with new values where a mask is true.
     After the pass it is the input. An input whose old values are read later stays as it is.
@@ -45,7 +44,6 @@ def with_donated_inputs(trace: Trace) -> Trace:
 
 
 def _overwrite_input(trace: Trace, index: int) -> Trace:
-    """Returns `trace` with the output at `index` written into the input there."""
     update = _Update(trace, trace.inputs[index])
     outputs = list(values(trace.outputs))
     output = outputs.pop(index)
@@ -90,7 +88,6 @@ class _Update:
             self.parts |= dict.fromkeys(call.results, part)
 
     def _selection(self, call: Call) -> tuple[int, int]:
-        """Returns the dim and the index of a selection, counted from the beginning."""
         form = self.trace.form(call.args[0])
         dim = call.args[1] % len(form.shape)
         return dim, call.args[2] % form.shape[dim]
@@ -137,14 +134,14 @@ class _Update:
                     raise _NotDonated
                 continue
             earlier = [part for at, part in indices.items() if at < index]
-            if any(_overlap(part, other) for part in old for other in earlier):
+            if any(_may_overlap(part, other) for part in old for other in earlier):
                 raise _NotDonated
 
     def _is_old(self, value: Value) -> bool:
         return self.trace.memory[value.number] == self.trace.memory[self.input.number]
 
     def apply(self) -> Trace:
-        """Returns the step that overwrites the input.
+        """Replaces the calls: they write into the input.
 
         Raises:
             _NotDonated: If a call cannot read the strides of the input.
@@ -175,8 +172,7 @@ class _Update:
         return rewrite_calls(self.trace, rewrite)
 
 
-def _overlap(part: _Part, other: _Part) -> bool:
-    """Returns whether two parts may share elements."""
+def _may_overlap(part: _Part, other: _Part) -> bool:
     for (dim, index), (other_dim, other_index) in zip(part, other, strict=False):
         if (dim, index) != (other_dim, other_index):
             return dim != other_dim
@@ -215,7 +211,7 @@ def _forms(call: Call, trace: Trace) -> Iterator[tuple[Value, Form]]:
 
 
 def with_operands_reused(trace: Trace) -> Trace:
-    """Returns `trace` with results in the memory of dead operands.
+    """Writes results into the memory of dead operands.
 
     An all-reduce is done in place, where torch's would copy its operand. On a CPU, so are operators
     that read each element before they write it. Inductor does the same by itself.
@@ -244,13 +240,12 @@ def with_operands_reused(trace: Trace) -> Trace:
 
 
 def _writing(call: Call, operator: Any, target: Any, kwargs: dict[str, Any]) -> Call:
-    """Returns `call` by an operator that writes its result into `target`."""
     named = call.kwargs | kwargs
     return attrs.evolve(call, operator=operator, kwargs=named, result=target, writes=(target,))
 
 
 def _overwritable(call: Call) -> tuple[Value, ...]:
-    """Returns the operands of which `call` reads no element after it has written there."""
+    """Lists the operands of which `call` reads no element after it has written there."""
     if call.writes or not isinstance(call.result, Value):
         return ()
     if call.operator in torch_private.SOFTMAX_BACKWARD:
@@ -261,7 +256,7 @@ def _overwritable(call: Call) -> tuple[Value, ...]:
 
 
 def _fits(operand: Value, call: Call, ended: set[int], trace: Trace) -> bool:
-    """Returns whether the result of `call` fits into `operand`, and no later call reads that."""
+    """Checks that the result of `call` fits into `operand`, and that no later call reads that."""
     memory, form = trace.memory[operand.number], trace.form(call.result)
     whole = trace.forms[memory]
     views = {value for value in call.operands if trace.memory[value.number] == memory}

@@ -11,9 +11,9 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
+from shardcore.adapters.capture.analyses import FAR, makers_of, needs_of
 from shardcore.adapters.capture.passes.checks import check
-from shardcore.adapters.capture.trace.analyses import FAR, makers_of, needs_of
-from shardcore.adapters.capture.trace.trace import Call, Form, Trace, Value, values
+from shardcore.adapters.capture.trace import Call, Form, Trace, Value, values
 from shardcore.domain.cost.gradients import BUCKET_BYTES
 from shardcore.ports.capture import RecordedSum
 
@@ -50,7 +50,7 @@ class Memories:
         return len(self._made)
 
     def buffer(self, form: Form, number: int) -> torch.Tensor:
-        """Returns a tensor of this form; a program takes several by their numbers."""
+        """Finds or makes a tensor of this form; a program takes several by their numbers."""
         tensor = self._made.get((form, number))
         if tensor is None:
             tensor = torch.empty(form.shape, dtype=form.dtype, device=form.device)
@@ -65,7 +65,7 @@ def in_buckets(
     most: int = BUCKET_BYTES,
     small: int = SMALL_BYTES,
 ) -> Trace:
-    """Returns `trace` with all-reduces joined into buckets.
+    """Joins all-reduces into buckets.
 
     A bucket has one operation, dtype and group. It starts where its last all-reduce was, and
     what depends on the others moves behind it: small tensors, such as losses, however far; others
@@ -91,7 +91,8 @@ def in_buckets(
     for bucket in buckets:
         # Tensors of odd sizes come last, so that the others are aligned in memory.
         calls = sorted(
-            (trace.calls[index] for index in bucket), key=lambda call: _is_odd(call, trace)
+            (trace.calls[index] for index in bucket),
+            key=lambda call: trace.form(call.args[0]).bytes % ROUND_BYTES != 0,
         )
         if len(calls) > 1:
             forms = [trace.form(call.args[0]) for call in calls]
@@ -110,21 +111,16 @@ def in_buckets(
     return new_trace.with_calls(chain.from_iterable(chunks))
 
 
-def _is_odd(call: Call, trace: Trace) -> bool:
-    return trace.form(call.args[0]).bytes % ROUND_BYTES != 0
-
-
-def _kind(call: Call, trace: Trace) -> Any:
-    """Returns what all-reduces of one bucket share: operation, group, dtype and device."""
+def _bucket_key(call: Call, trace: Trace) -> Any:
     form = trace.form(call.args[0])
     return (*call.args[1:], form.dtype, form.device)
 
 
 def _limits(trace: Trace, sums_at: dict[int, RecordedSum], most: int, small: int) -> dict[Any, int]:
-    """Returns, by kind, the bytes after which a bucket starts."""
+    """Computes, by kind, the bytes after which a bucket starts."""
     totals: Counter[Any] = Counter()
     for index, recorded_sum in sums_at.items():
-        totals[_kind(trace.calls[index], trace)] += recorded_sum.bytes
+        totals[_bucket_key(trace.calls[index], trace)] += recorded_sum.bytes
     return {
         kind: most if total <= small else math.ceil(total / (math.ceil(total / most) + 1))
         for kind, total in totals.items()
@@ -170,7 +166,7 @@ def _buckets(
                 if not _is_small(call, trace):
                     bucket.large = min(bucket.large, now)
         if index in sums_at:
-            kind = _kind(call, trace)
+            kind = _bucket_key(call, trace)
             bucket = buckets.setdefault(kind, _OpenBucket())
             bucket.indices.append(index)
             bucket.bytes += sums_at[index].bytes
@@ -181,13 +177,13 @@ def _buckets(
 
 
 def _is_small(call: Call, trace: Trace) -> bool:
-    """Returns whether `call` may come much later: a step that is left at a check did not go far."""
+    """Finds calls that may come much later: a step that is left at a check did not go far."""
     forms = [trace.forms[value.number] for value in (*call.operands, *call.results)]
     return call.operator is not check and all(form and form.elements <= SMALL for form in forms)
 
 
 def _order(needs: list[set[int]], buckets: list[list[int]]) -> list[int]:
-    """Returns the indices of all calls; what depends on a bucket runs after its last all-reduce."""
+    """Sorts all calls: what depends on a bucket runs after its last all-reduce."""
     last_of = {index: bucket[-1] for bucket in buckets for index in bucket}
     behind: list[int] = []  # by index of a call, the index at or behind which it runs
     for index, before in enumerate(needs):
@@ -196,7 +192,6 @@ def _order(needs: list[set[int]], buckets: list[list[int]]) -> list[int]:
 
 
 def _merge_in_new_memory(calls: list[Call], form: Form, trace: Trace) -> list[Call]:
-    """Returns the calls that do `calls` in one collective of this form."""
     first, forms = calls[0], [trace.form(call.result) for call in calls]
     sent, reduced = trace.new(form), trace.new(form)
     parts = [
@@ -240,7 +235,6 @@ class _ScratchBuckets:
         self._readers.update(values(self.trace.outputs))
 
     def merge(self, calls: list[Call], form: Form) -> list[Call]:
-        """Returns the calls that do `calls` in one collective of this form."""
         bucket, first = self.trace.new(form), calls[0]
         tensor = self.memories.buffer(form, self._forms[form])
         self._forms[form] += 1
@@ -262,7 +256,7 @@ class _ScratchBuckets:
         self.owners[value] = bucket
 
     def _is_made_in(self, part: torch.Tensor, value: Value, bucket: Value) -> bool:
-        """Returns whether the product of which `value` is a view is written into `part` now."""
+        """Has the product of which `value` is a view written into `part`, if it can be."""
         views: list[int] = []
         while value in self._makers and self._readers[value] == 1:
             index = self._makers[value]

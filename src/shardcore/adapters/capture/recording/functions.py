@@ -1,7 +1,7 @@
-"""Functions that read a tensor on the host, or check its values, without an operator."""
+"""Functions of torch that no operator shows: reads on the host, and the state of generators."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, wraps
 from typing import Any
 
@@ -118,13 +118,13 @@ class FunctionListener(TorchFunctionMode):
 
 
 def _sets_data(func: Any) -> bool:
-    """Returns whether it is the setter of `torch.Tensor.data`, which `install()` replaces."""
+    """Finds the setter of `torch.Tensor.data`, which `install()` replaces."""
     is_setter = getattr(func, "__name__", None) == "__set__"
     return is_setter and func == torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 def _may_call_back(func: Any, types: Any, args: Args, kwargs: Kwargs) -> bool:
-    """Returns whether a function of torch may call functions of the user: hooks or operands."""
+    """Finds functions of torch that may call those of the user: hooks or operands."""
     if func is torch.Tensor.backward or any(map(callable, (*args, *kwargs.values()))):
         return True
     return not all(map(_is_of_torch, types))
@@ -136,12 +136,12 @@ def _is_of_torch(kind: type) -> bool:
 
 
 def _is_checked(tensor: Any, num_classes: int = -1) -> bool:
-    """Returns whether `one_hot` reads values on the host only to check the range of classes."""
+    """Tells whether `one_hot` reads values on the host only to check the range of classes."""
     return type(tensor) is torch.Tensor and tensor.device.type == "cpu" and num_classes > 0
 
 
 def seeded_generator(seed: torch.Tensor) -> torch.Generator:
-    """Returns a generator with the value of `seed`, as `keras.random` makes it on torch."""
+    """Makes a generator with the value of `seed`, as `keras.random` does on torch."""
     generator = torch.Generator(device=seed.device)
     generator.manual_seed(int(seed) & _SEED_BITS)
     return generator
@@ -149,7 +149,7 @@ def seeded_generator(seed: torch.Tensor) -> torch.Generator:
 
 @cache
 def seeded_by_tensor(draw: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `draw` with its seed in a tensor: one function for each, to compare traces."""
+    """Wraps `draw` to take its seed in a tensor: one function for each, to compare traces."""
 
     @wraps(draw)
     def draw_with(seed: torch.Tensor, **operands: Any) -> Any:
@@ -166,7 +166,7 @@ def _among_draws(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @_among_draws
 def generator_states() -> list[torch.Tensor]:
-    """Returns the states of torch's generators: of the CPU, and of the GPU if one is in use."""
+    """Reads torch's generators: that of the CPU, and of the GPU if one is in use."""
     is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if is_used else [])]
 
@@ -177,3 +177,31 @@ def set_generator_states(states: Sequence[torch.Tensor]) -> None:
     torch.set_rng_state(states[0])
     for state in states[1:]:
         torch.cuda.set_rng_state(state)
+
+
+RecomputationContexts = tuple[AbstractContextManager[None], AbstractContextManager[None]]
+
+
+def recomputation_contexts(as_one_call: Callable[..., Any]) -> RecomputationContexts:
+    """Makes the contexts of a forward pass that begins now, and of its recomputations.
+
+    `torch.utils.checkpoint` saves and restores the random state where no recorder sees it, so these
+    contexts record that. `as_one_call` is of the recorder.
+    """
+    return nullcontext(), _Recomputation(as_one_call, as_one_call(generator_states, (), {}))
+
+
+@attrs.define(eq=False)
+class _Recomputation(AbstractContextManager[None]):
+    """Sets torch's generators to the states `begin`; at the end, to those before."""
+
+    as_one_call: Callable[..., Any]
+    begin: Any
+    _before: Any = attrs.field(default=None, init=False)
+
+    def __enter__(self) -> None:
+        self._before = self.as_one_call(generator_states, (), {})
+        self.as_one_call(set_generator_states, (self.begin,), {})
+
+    def __exit__(self, *error: object) -> None:
+        self.as_one_call(set_generator_states, (self._before,), {})

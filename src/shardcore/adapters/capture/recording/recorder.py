@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from typing import Any
@@ -12,28 +12,20 @@ import numpy as np
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.recording.functions import (
-    NUMBERS,
-    FunctionListener,
-    Unobserved,
-    generator_states,
-    set_generator_states,
-)
+from shardcore.adapters.capture.recording import functions
 from shardcore.adapters.capture.recording.values import RecordedValues
-from shardcore.adapters.capture.trace.source_line import source_line
-from shardcore.adapters.capture.trace.trace import Call, Number, Read, Trace, Value
+from shardcore.adapters.capture.source_line import source_line
+from shardcore.adapters.capture.trace import Call, Number, Read, Trace, Value
 from shardcore.adapters.torch_private import Args, Kwargs
 from shardcore.ports.capture import Observer
 
 
-class NoObserver:
+class _NoObserver:
     """An observer that notes nothing."""
 
-    def enable(self) -> None:
-        """Does nothing."""
+    def enable(self) -> None: ...
 
-    def disable(self) -> None:
-        """Does nothing."""
+    def disable(self) -> None: ...
 
 
 class Recorder:
@@ -46,34 +38,34 @@ class Recorder:
 
     def __init__(self, inputs: Sequence[Any], observer: Observer | None = None) -> None:
         self.trace = Trace()
-        self._observer = observer or NoObserver()
+        self._observer = observer or _NoObserver()
         self._values = RecordedValues(self.trace, self.refuse, self.paused)
         self._inputs = inputs  # kept alive: no other tensor gets their memory
         self._busy = False
         # By their text, the numbers that torch reads from tensors in a call; and those it uses.
         self._taken: dict[str, tuple[torch.Tensor, Any]] | None = None
         self._used: set[str] = set()
-        self._drawn = generator_states()
+        self._drawn = functions.generator_states()
         self.trace.inputs = [self._values.from_outside(tensor) for tensor in inputs]
 
     def run(self, step: Callable[[], Any]) -> Any:
-        """Returns the result of `step`; `trace` has what it did."""
+        """Runs `step`, and records it in `trace`."""
         assert recording() is None, "a step is being recorded already"
         before = _recording.set(self)
-        host = _host_generators()
+        host = _host_generator_states()
         try:
-            unobserved = Unobserved(self._observer)
-            functions = FunctionListener(
+            unobserved = functions.Unobserved(self._observer)
+            function_listener = functions.FunctionListener(
                 self.read, self.refuse, self.numbers, self.as_one_call, unobserved
             )
             listener = torch_private.OperatorListener(self._begin, self._end, unobserved)
-            with listener, functions:
+            with listener, function_listener:
                 self._observer.enable()
                 outputs = step()
         finally:
             self._observer.disable()
             _recording.reset(before)
-        self.trace.draws_on_host = _host_generators() != host
+        self.trace.draws_on_host = _host_generator_states() != host
         self._check_generator()
         if not self.trace.refusal:
             self.trace.outputs = self._values.values_in(outputs)
@@ -81,12 +73,15 @@ class Recorder:
 
     def _check_generator(self) -> None:
         """Checks that draws alone changed torch's generators: no operator sets their state."""
-        states = generator_states()
+        states = functions.generator_states()
         if len(states) != len(self._drawn) or not all(map(torch.equal, states, self._drawn)):
             self.refuse("the state of torch's random generator is set in the step", _DRAW)
 
     def refuse(self, why: str, remedy: str) -> None:
-        """Notes why no program can be made of the step, and what to do; the first reason counts."""
+        """Notes why no program can be made of the step, and what to do; the first reason counts.
+
+        A step of which something is not seen runs eagerly (ADR 55).
+        """
         if not self.trace.refusal:
             self.trace.refusal = f"{why}, at {source_line()}: {remedy}"
 
@@ -116,7 +111,7 @@ class Recorder:
         self._note_read(read)
 
     def _begin(self, operator: Any, args: Args, kwargs: Kwargs) -> tuple[Any, Any] | None:
-        """Returns the operands as values of the trace; None if nothing is recorded.
+        """Converts the operands to values of the trace; None if nothing is recorded.
 
         It runs before the operator: tensors from outside are copied before it writes into them.
         """
@@ -131,10 +126,9 @@ class Recorder:
         return None if self.trace.refusal else references
 
     def _end(self, operator: Any, args: Args, kwargs: Kwargs, references: Any, result: Any) -> None:
-        """Notes an operator that has run."""
         kind = _kind_of(operator)
         if kind.draws:
-            self._drawn = generator_states()
+            self._drawn = functions.generator_states()
         if operator is torch_private.ITEM and self._taken is not None:
             self._taken[repr(result)] = args[0], result
             return
@@ -156,7 +150,7 @@ class Recorder:
         self, operator: Any, args: Args, kwargs: Kwargs, references: tuple[Any, Any], result: Any
     ) -> None:
         taken = self._taken or {}
-        for name in kwargs.keys() & NUMBERS if taken else ():
+        for name in kwargs.keys() & functions.NUMBERS if taken else ():
             text = repr(kwargs[name])
             if text in taken:
                 self._used.add(text)
@@ -174,7 +168,6 @@ class Recorder:
         self.trace.calls.append(call)
 
     def _note_read(self, read: Read) -> None:
-        """Notes that values were read on the host."""
         self.trace.reads.append(read)
 
     def _append_view_of_storage(self, result: torch.Tensor) -> None:
@@ -193,14 +186,14 @@ class Recorder:
             self.refuse("a tensor gets the storage of another one", "make a view of it")
 
     def as_one_call(self, function: Any, args: Args, kwargs: Kwargs) -> Any:
-        """Returns the result of `function`, which becomes one call of the trace."""
+        """Runs `function`, which becomes one call of the trace."""
         if self._busy or self.trace.refusal:
             return function(*args, **kwargs)
         with self.paused():
             result = function(*args, **kwargs)
         self._append(function, args, kwargs, self._values.operands(args, kwargs), result)
         if torch_private.draws(function):
-            self._drawn = generator_states()
+            self._drawn = functions.generator_states()
         return result
 
     def append(self, operator: Any, args: Args, result: torch.Tensor) -> None:
@@ -270,43 +263,14 @@ _recording: ContextVar[Recorder | None] = ContextVar("recording", default=None)
 
 
 def recording() -> Recorder | None:
-    """Returns the recorder of the step that this thread records, None without one."""
+    """Looks up the recorder of the step that this thread records, None without one."""
     return _recording.get()
 
 
-def _host_generators() -> Any:
-    """Returns the states of the generators of Python and NumPy."""
+def _host_generator_states() -> Any:
     state: Any = np.random.get_state(legacy=False)
     return random.getstate(), state["state"]["key"].tobytes(), state["state"]["pos"]
 
 
 _COMPUTE = "compute with keras.ops, which keeps values in tensors"
 _DRAW = "draw by keras.random, with a SeedGenerator of the layer"
-
-
-RecomputationContexts = tuple[AbstractContextManager[None], AbstractContextManager[None]]
-
-
-def recomputation_contexts(recorder: Recorder) -> RecomputationContexts:
-    """Returns the contexts of a forward pass that begins now, and of its recomputations.
-
-    `torch.utils.checkpoint` saves and restores the random state where no recorder sees it, so these
-    contexts record that.
-    """
-    return nullcontext(), _Recomputation(recorder, recorder.as_one_call(generator_states, (), {}))
-
-
-@attrs.define(eq=False)
-class _Recomputation(AbstractContextManager[None]):
-    """Sets torch's generators to the states `begin`; at the end, to those before."""
-
-    recorder: Recorder
-    begin: Any
-    _before: Any = attrs.field(default=None, init=False)
-
-    def __enter__(self) -> None:
-        self._before = self.recorder.as_one_call(generator_states, (), {})
-        self.recorder.as_one_call(set_generator_states, (self.begin,), {})
-
-    def __exit__(self, *error: object) -> None:
-        self.recorder.as_one_call(set_generator_states, (self._before,), {})

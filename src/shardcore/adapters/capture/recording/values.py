@@ -10,7 +10,7 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.trace.trace import Form, Trace, Value, numbered
+from shardcore.adapters.capture.trace import Form, Trace, Value, numbered
 from shardcore.adapters.torch_private import Args, Kwargs
 
 # A larger tensor from outside is not copied: it is a constant only if no call writes into it.
@@ -39,7 +39,7 @@ class RecordedValues:
     _operands: list[Value] = attrs.field(factory=list, init=False)
 
     def operands(self, args: Args, kwargs: Kwargs) -> tuple[Any, Any]:
-        """Finds the values of the operands; `results` looks for memory at these."""
+        """Converts operands to values of the trace; `results` looks for memory at these."""
         self._operands.clear()
         return self.values_in(args), self.values_in(kwargs) if kwargs else {}
 
@@ -50,7 +50,7 @@ class RecordedValues:
         return torch_private.tree_map(self._value_of_result, result)
 
     def values_in(self, nest: Any) -> Any:
-        """Returns `nest` with values of the trace for its tensors and generators."""
+        """Replaces the tensors and generators in `nest` by values of the trace."""
         return torch_private.tree_map(self._reference, nest)
 
     def _reference(self, leaf: Any) -> Any:
@@ -61,7 +61,7 @@ class RecordedValues:
         return value
 
     def value(self, thing: Any) -> Value:
-        """Returns the value of a tensor or generator; an unknown one is from outside the step."""
+        """Looks up a tensor or generator; an unknown one is from outside the step."""
         if recorded := self._values.get(id(thing)):  # most are: a call less for each operand
             return recorded[1]
         known = self.find(thing)
@@ -78,7 +78,7 @@ class RecordedValues:
         return known
 
     def find(self, thing: Any) -> Value | None:
-        """Returns the value of a tensor or generator; None if the trace has none yet."""
+        """Looks up a tensor or generator; None if the trace has none yet."""
         recorded = self._values.get(id(thing))
         if recorded is not None:
             return recorded[1]
@@ -87,7 +87,7 @@ class RecordedValues:
         return None
 
     def _value_of_result(self, leaf: Any) -> Any:
-        """Returns the value of a result; its memory is new, or that of an operand or a variable."""
+        """Adds a result; its memory is new, or that of an operand or a variable."""
         if not _is_value(leaf.__class__):
             return leaf
         known = self.find(leaf)
@@ -102,7 +102,7 @@ class RecordedValues:
         return self._new(leaf, memory, self._outside_memories.get(memory))
 
     def from_outside(self, thing: Any) -> Value:
-        """Returns a new value for a tensor from outside, of which others may be views."""
+        """Adds a tensor from outside, of which others may be views."""
         memory = self._memory_of(thing)
         value = self._new(thing, memory, self._outside_memories.get(memory))
         if memory is not None:
@@ -110,7 +110,7 @@ class RecordedValues:
         return value
 
     def _memory_of(self, thing: Any) -> int | None:
-        """Returns the identity of the memory of a tensor; None of a generator."""
+        """Identifies the memory of a tensor; None of a generator."""
         if type(thing) is torch.Generator:
             return None
         if thing.layout is not torch.strided:
@@ -139,17 +139,14 @@ class RecordedValues:
         self._values.pop(id(tensor), None)
 
     def tensor_in(self, memory: int) -> torch.Tensor | None:
-        """Returns a tensor of the trace in this memory; None if there is none."""
+        """Finds a tensor of the trace in this memory; None if there is none."""
         tensors = [reference() for reference, _ in self._values.values()]
         return next((tensor for tensor in tensors if _has_memory(tensor, memory)), None)
 
 
 @cache
 def _is_value(kind: type) -> bool:
-    """Returns whether objects of this class are values of a trace.
-
-    By class: in torch 2.13 `isinstance` of a generator runs Python code.
-    """
+    """Decides by class: in torch 2.13 `isinstance` of a generator runs Python code."""
     return issubclass(kind, torch.Tensor | torch.Generator)
 
 

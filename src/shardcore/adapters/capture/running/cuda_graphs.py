@@ -17,7 +17,7 @@ import torch
 from shardcore.adapters import switches, torch_private
 from shardcore.adapters.capture.passes.inductor import with_factors_apart
 from shardcore.adapters.capture.running.replay_watch import ReplayWatch
-from shardcore.adapters.capture.trace.trace import (
+from shardcore.adapters.capture.trace import (
     Call,
     Form,
     Literals,
@@ -64,7 +64,7 @@ class Pool:
     _all: WeakSet[Any] = attrs.field(factory=WeakSet, init=False)
 
     def handle(self) -> Any:
-        """Returns torch's handle of it: a new one if it has no graph, as torch takes no old one."""
+        """Makes a new handle while there is no graph: torch takes no old one then."""
         if not self._graphs:
             self._handle = torch.cuda.graph_pool_handle()
         return self._handle
@@ -124,7 +124,7 @@ class Replayed:
     _failures: int = attrs.field(default=0, init=False)  # those of the pool when it was recorded
 
     def __call__(self, *operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Returns the outputs of a step.
+        """Replays the step, runs it, or records it.
 
         Raises:
             EnvironmentProblem: If one rank alone would record a graph with collectives, or run
@@ -138,7 +138,9 @@ class Replayed:
         is_recorded = (addresses, self.pool.failures) == (self._addresses, self._failures)
         if self._runs > 1 and not self._failed and (self._graph is None or not is_recorded):
             if self.has_collectives and self._graph is not None:
-                raise EnvironmentProblem(_recorded_alone(has_moved=addresses != self._addresses))
+                raise EnvironmentProblem(
+                    _message_of_recording_alone(has_moved=addresses != self._addresses)
+                )
             self._addresses, self._failures = addresses, self.pool.failures
             self._record(operands)
         if self._graph is None:
@@ -180,8 +182,7 @@ class Replayed:
         logger.debug("A captured step is replayed as a CUDA graph, recorded in %.2f s", seconds)
 
 
-def _recorded_alone(*, has_moved: bool) -> str:
-    """Returns why this rank alone would record its graph again."""
+def _message_of_recording_alone(*, has_moved: bool) -> str:
     why = (
         "a variable has moved to other memory. Assign to a variable in place (variable.assign)."
         if has_moved
@@ -194,13 +195,13 @@ def _recorded_alone(*, has_moved: bool) -> str:
 
 
 def is_on_gpu(trace: Trace, literals: Literals) -> bool:
-    """Returns whether a step reads tensors of a GPU."""
+    """Looks at the inputs and the tensors from outside, not at constants."""
     outside = (numbered(number) for number in trace.outside if number not in literals)
     return any(_device(trace, value) == "cuda" for value in (*trace.inputs, *outside))
 
 
 def replayable(ahead: Trace, rest: Trace, literals: Literals) -> Trace | None:
-    """Returns `rest` for a graph; None if no graph can replay it, which is logged.
+    """Rewrites `rest` for a graph; None if no graph can replay it, which is logged.
 
     Args:
         ahead: The part of a step on a GPU that Python runs before.
@@ -222,13 +223,13 @@ def _device(trace: Trace, value: Value) -> str:
 
 
 def _free_bytes() -> int:
-    """Returns the bytes of the GPU that no tensor holds."""
+    """Counts the bytes of the GPU that no tensor holds, those that torch has reserved too."""
     free, _ = torch.cuda.mem_get_info()
     return int(free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated())
 
 
 def reason_against(trace: Trace, literals: Literals, free_bytes: int) -> str:
-    """Returns why no graph can replay a step on a GPU with so much memory; empty if one can."""
+    """Explains why no graph can replay a step with so much free memory; empty if one can."""
     if trace.donated:
         return "it overwrites its inputs"
     if trace.reshapes:
@@ -244,7 +245,7 @@ def reason_against(trace: Trace, literals: Literals, free_bytes: int) -> str:
         return "a tensor of its batch has gaps"
     takes_collectives = wanted() == WITH_COLLECTIVES
     for call in trace.calls:
-        if reason := _reason(call, trace, takes_collectives=takes_collectives):
+        if reason := _reason_against_call(call, trace, takes_collectives=takes_collectives):
             return reason
     needed = sum(trace.form(value).bytes for value in trace.inputs)
     needed += sum(size for call in trace.calls for size in _bytes(call, trace))
@@ -254,7 +255,7 @@ def reason_against(trace: Trace, literals: Literals, free_bytes: int) -> str:
 
 
 def _is_compact(form: Form) -> bool:
-    """Returns whether a copy of a tensor has its strides: it has no gaps, and no element twice."""
+    """Tells whether a copy of a tensor has its strides: it has no gaps, and no element twice."""
     expected = 1
     for stride, size in sorted(zip(form.strides, form.shape, strict=True)):
         if size > 1 and stride != expected:
@@ -264,7 +265,7 @@ def _is_compact(form: Form) -> bool:
 
 
 def wanted() -> str:
-    """Returns "1" if the user wants graphs, "0" if not, "nccl" if also of steps with collectives.
+    """Reads "1" for graphs, "0" for none, "nccl" for graphs also of steps with collectives.
 
     Raises:
         EnvironmentProblem: If `SHARDCORE_CUDA_GRAPHS` is none of these.
@@ -272,8 +273,7 @@ def wanted() -> str:
     return switches.chosen(VARIABLE, _VALUES, "1")
 
 
-def _reason(call: Call, trace: Trace, *, takes_collectives: bool) -> str:
-    """Returns why no graph can contain `call`; empty if one can."""
+def _reason_against_call(call: Call, trace: Trace, *, takes_collectives: bool) -> str:
     if torch_private.is_of_collectives(call.operator) and not takes_collectives:
         return f"it starts collectives: {call.line}"
     if call.collective and torch_private.runs_on_gloo(call.args[-1], _GPU):

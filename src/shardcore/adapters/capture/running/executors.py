@@ -9,12 +9,12 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
+from shardcore.adapters.capture.analyses import needs_of, with_needs
 from shardcore.adapters.capture.passes import run_passes_for_compiler
 from shardcore.adapters.capture.running import cuda_graphs
 from shardcore.adapters.capture.running.cuda_graphs import Function
 from shardcore.adapters.capture.running.generated import function_of, graph_of
-from shardcore.adapters.capture.trace.analyses import needs_of, with_needs
-from shardcore.adapters.capture.trace.trace import Call, Literals, Trace, numbered, values
+from shardcore.adapters.capture.trace import Call, Literals, Trace, numbered, values
 from shardcore.adapters.ranks.failure import heartbeats
 from shardcore.domain.capture import NotCaptured
 from shardcore.domain.errors import OtherRankFailed, describe_error
@@ -61,7 +61,7 @@ class Executors:
     def executor(
         self, trace: Trace, captured_inputs: Sequence[Any], literals: Literals, *, compiled: bool
     ) -> Executor:
-        """Returns the executor of `trace`; `captured_inputs` are its tensors from outside."""
+        """Chooses the executor of `trace`; `captured_inputs` are its tensors from outside."""
         on_gpu = cuda_graphs.is_on_gpu(trace, literals)
         if not compiled and not on_gpu:
             return Executor(function_of(trace, literals))
@@ -83,7 +83,7 @@ class Executors:
     def _compiled(
         self, trace: Trace, captured_inputs: Sequence[Any], literals: Literals
     ) -> tuple[Function | None, str]:
-        """Returns the compiled function of `trace`; None and the reason if Inductor fails."""
+        """Compiles `trace`; None and the reason if Inductor fails."""
         try:
             return compile_trace(trace, captured_inputs, literals, self.onednn), ""
         except OtherRankFailed:  # this rank ends
@@ -93,7 +93,7 @@ class Executors:
 
 
 def _both(first: Function, second: Function, count: int) -> Function:
-    """Returns the function of both parts of a step; the second takes the results of the first."""
+    """Joins both parts of a step; the second takes the results of the first."""
 
     def run(*operands: Any) -> tuple[Any, ...]:
         return second(*operands[:count], *first(*operands), *operands[count:])
@@ -102,7 +102,7 @@ def _both(first: Function, second: Function, count: int) -> Function:
 
 
 def divide(trace: Trace, literals: Set[int]) -> tuple[Trace, Trace]:
-    """Returns `trace` in two: the calls that only Python runs, with their dependencies; the rest.
+    """Divides `trace`: the calls that only Python runs, with their dependencies; and the rest.
 
     Those are functions of Python, calls with random generators or in another mode, and copies from
     the host to a device, which no CUDA graph takes. Draws depend on shapes and seeds, as a rule, so
@@ -138,7 +138,7 @@ def _is_for_python(trace: Trace, call: Call) -> bool:
 def compile_trace(
     trace: Trace, captured_inputs: Sequence[Any], literals: Literals, onednn: torch_private.OneDnn
 ) -> Callable[..., Any]:
-    """Returns the compiled function of `trace`, the second part of a step.
+    """Compiles `trace`, the second part of a step, by Inductor.
 
     `captured_inputs` are the tensors from outside that the step reads. It raises whatever Inductor
     raises.
@@ -171,7 +171,7 @@ def compile_trace(
 
 
 def _collectives(trace: Trace) -> str:
-    """Returns the names and recorded lines of the collectives of `trace`, of which one has failed.
+    """Names the collectives of `trace` and their recorded lines, of which one has failed.
 
     Inductor may reorder them, so it is not known which of them an error is of.
     """

@@ -13,16 +13,8 @@ import torch
 from torch import fx
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.trace.source_line import SourceLine
-from shardcore.adapters.capture.trace.trace import (
-    Call,
-    Literals,
-    Number,
-    Trace,
-    Value,
-    numbered,
-    values,
-)
+from shardcore.adapters.capture.source_line import SourceLine
+from shardcore.adapters.capture.trace import Call, Literals, Number, Trace, Value, numbered, values
 from shardcore.adapters.ranks.failure import heartbeats
 from shardcore.domain.capture import GuardFailed
 from shardcore.reporting.errors import CAPTURED
@@ -32,7 +24,7 @@ logger = log_of("capture")
 
 
 def function_of(trace: Trace, literals: Literals) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """Returns the function that makes the calls of `trace`, and returns its outputs.
+    """Generates a Python function that makes the calls of `trace`, and returns its outputs.
 
     It takes the inputs, then the tensors from outside that are no literals. It drops each value
     after the last call that reads it. The error of an operator gets a note with the recorded line.
@@ -73,7 +65,7 @@ def _source_lines(trace: Trace) -> Iterator[tuple[str, SourceLine | str]]:
 
 
 def graph_of(trace: Trace, literals: Literals) -> fx.GraphModule:
-    """Returns the same function as a graph of torch.fx: its lines add nodes in place of calls.
+    """Builds the same function as a graph of torch.fx: its lines add nodes in place of calls.
 
     The literals become buffers of the module.
     """
@@ -115,12 +107,11 @@ class _Writer:
 
     @property
     def given(self) -> list[Value]:
-        """The operands of the function."""
         outside = (numbered(n) for n in self.trace.outside if n not in self.literals)
         return [*self.trace.inputs, *outside]
 
     def function(self) -> Callable[..., tuple[Any, ...]]:
-        """Returns the function; its globals are `names`."""
+        """Compiles the lines; the globals of the function are `names`."""
         head = self._head()
         self.lines_before = len(head)
         calls = zip(self.trace.calls, self._ended(), strict=True)
@@ -141,7 +132,7 @@ class _Writer:
         return generated
 
     def _head(self) -> list[str]:
-        """Returns the lines before the calls: they copy each constant that a run writes into."""
+        """Writes the lines before the calls: they copy each constant that a run writes into."""
         written = self.trace.overwritten()
         lines = [f"def generated({', '.join(map(_name, self.given))}):"]
         for number, tensor in self.literals.items():
@@ -158,7 +149,7 @@ class _Writer:
         )
 
     def _ended(self) -> list[list[Value]]:
-        """Returns, by call, the values that are dropped after it."""
+        """Lists, by call, the values that are dropped after it."""
         there = map(numbered, (*self.trace.scratch, *self.literals))
         read = {*values(self.trace.outputs), *self.given, *there}
         ended: list[list[Value]] = []
@@ -222,7 +213,7 @@ class _Source:
 
 
 def _is_literal(thing: object) -> bool:
-    """Returns whether Python reads `repr(thing)` as an equal constant, of the same type."""
+    """Tells whether Python reads `repr(thing)` as an equal constant, of the same type."""
     if type(thing) is tuple:
         return all(map(_is_literal, thing))
     if type(thing) is float:
@@ -231,7 +222,7 @@ def _is_literal(thing: object) -> bool:
 
 
 def _comment(line: str) -> str:
-    """Returns a text on one line, whatever characters the name of a file has."""
+    """Joins lines: the name of a file may have any characters."""
     return " ".join(line.split())
 
 
@@ -240,7 +231,7 @@ def _name(value: Value) -> str:
 
 
 def _target(result: Any, made: set[Value]) -> str:
-    """Returns the target of the assignment: the names of new values, in brackets if a list."""
+    """Writes the target of the assignment: the names of new values, in brackets if a list."""
     if isinstance(result, list | tuple):
         return f"[{', '.join(_target(nested, made) for nested in result)}]"
     return _name(result) if result in made else "_"

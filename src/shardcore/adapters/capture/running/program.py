@@ -10,32 +10,13 @@ from shardcore.adapters import torch_private
 from shardcore.adapters.capture import passes
 from shardcore.adapters.capture.passes.checks import Rollback, rollback_of, with_checks
 from shardcore.adapters.capture.passes.sums import Memories
-from shardcore.adapters.capture.recording import audit, comparison
-from shardcore.adapters.capture.recording.audit import CaptureSetting
-from shardcore.adapters.capture.recording.functions import seeded_by_tensor, seeded_generator
-from shardcore.adapters.capture.recording.recorder import (
-    RecomputationContexts,
-    Recorder,
-    recomputation_contexts,
-    recording,
-)
+from shardcore.adapters.capture.recording import comparison, functions
+from shardcore.adapters.capture.recording.recorder import Recorder, recording
 from shardcore.adapters.capture.running import cuda_graphs
 from shardcore.adapters.capture.running.executors import Executors
-from shardcore.adapters.capture.trace.trace import (
-    Literals,
-    Trace,
-    Value,
-    numbered,
-    values,
-)
+from shardcore.adapters.capture.trace import Literals, Trace, Value, numbered, values
 from shardcore.domain.capture import NotCaptured, TracesDiffer
-from shardcore.ports.capture import (
-    Observer,
-    Program,
-    RecordedSum,
-    StartedCollective,
-    StepTrace,
-)
+from shardcore.ports.capture import Observer, Program, RecordedSum, StartedCollective, StepTrace
 
 
 @attrs.frozen
@@ -86,7 +67,6 @@ class RecordedProgram:
 
 
 def _copy_at(tensors: Sequence[torch.Tensor], indices: Container[int]) -> list[torch.Tensor]:
-    """Returns the tensors; those at `indices` as copies."""
     with torch.no_grad():
         return [tensor.clone() if n in indices else tensor for n, tensor in enumerate(tensors)]
 
@@ -98,7 +78,7 @@ class TraceCapture:
         self._memories = Memories()
         self._executors = Executors()
         cuda_graphs.wanted()  # a wrong variable is an error of install(), not of a step
-        self._setting = CaptureSetting.of_environment()
+        self._setting = comparison.CaptureSetting.of_environment()
 
     def close(self) -> None:
         """Removes our operators from torch, and drops all CUDA graphs: no program runs any more."""
@@ -128,10 +108,10 @@ class TraceCapture:
         inputs: Sequence[Any],
         programs: Sequence[Program],
     ) -> Any:
-        """Returns the result of `step`, which runs eagerly and as one of `programs` would."""
+        """Runs `step` eagerly, and compares its operators with those of `programs`."""
         recorded = [program for program in programs if isinstance(program, RecordedProgram)]
-        sources = [audit.Source(program.trace, program.literals) for program in recorded]
-        auditor = audit.Auditor(inputs, sources)
+        sources = [comparison.Source(program.trace, program.literals) for program in recorded]
+        auditor = comparison.Auditor(inputs, sources)
         outputs = auditor.run(step)
         auditor.check_end()
         return outputs
@@ -144,7 +124,7 @@ class TraceCapture:
         compiled: bool = False,
         all_reduces: Sequence[RecordedSum] | None = None,
     ) -> RecordedProgram:
-        """Returns the program of `trace`, if the earlier one is the same."""
+        """Makes the program of `trace`, if the earlier one is the same."""
         assert isinstance(trace, Trace)
         if isinstance(earlier, RecordedProgram):
             literals = comparison.literals_of_other_size(
@@ -182,20 +162,20 @@ class TraceCapture:
         )
 
     def is_recording(self) -> bool:
-        """Returns whether a trace is being recorded."""
+        """Asks for this thread alone."""
         return recording() is not None
 
     def hooks_of(self, module: object) -> list[Any]:
-        """Returns the hooks of a torch module, of its forward and backward pass."""
+        """Lists the hooks of a torch module, of its forward and backward pass."""
         assert isinstance(module, torch.nn.Module), f"{type(module).__name__} is no torch module"
         return torch_private.hooks_of(module)
 
     def active_mode(self) -> str:
-        """Returns the name of a mode that this thread is in and that a program would not call."""
+        """Names a mode that this thread is in and that a program would not call."""
         return torch_private.active_mode()
 
     def hook_registries(self) -> list[dict[int, Any]]:
-        """Returns the dicts of the hooks that all torch modules call."""
+        """Lists the dicts of the hooks that all torch modules call."""
         return torch_private.hook_registries()
 
     @property
@@ -204,28 +184,28 @@ class TraceCapture:
         return torch_private.METADATA_OF
 
     def generator(self, seed: torch.Tensor) -> torch.Generator:
-        """Returns a generator with the value of `seed`; a trace has it as one call."""
+        """Makes a generator with the value of `seed`; a trace has it as one call."""
         recorder = recording()
         if recorder is None:
-            return seeded_generator(seed)
-        generator: torch.Generator = recorder.as_one_call(seeded_generator, (seed,), {})
+            return functions.seeded_generator(seed)
+        generator: torch.Generator = recorder.as_one_call(functions.seeded_generator, (seed,), {})
         return generator
 
     def drawn(self, draw: Callable[..., Any], seed: torch.Tensor, operands: dict[str, Any]) -> Any:
-        """Returns the result of `draw` for the number in `seed`: one call of the trace."""
+        """Runs `draw` for the number in `seed`: one call of the trace."""
         recorder = recording()
         assert recorder is not None, "no step is being recorded"
-        return recorder.as_one_call(seeded_by_tensor(draw), (seed,), operands)
+        return recorder.as_one_call(functions.seeded_by_tensor(draw), (seed,), operands)
 
-    def recomputation(self) -> RecomputationContexts:
-        """Returns the contexts of a forward pass that begins now, and of its recomputations."""
+    def recomputation(self) -> functions.RecomputationContexts:
+        """Makes the contexts of a forward pass that begins now, and of its recomputations."""
         recorder = recording()
         assert recorder is not None, "no step is being recorded"
-        return recomputation_contexts(recorder)
+        return functions.recomputation_contexts(recorder.as_one_call)
 
 
 def _overwritten(trace: Trace, before: Trace) -> Set[int]:
-    """Returns the indices of the inputs that the step overwrites since a pass has changed it."""
+    """Lists the indices of the inputs that a pass has made the step overwrite."""
     memories = trace.overwritten() - before.overwritten()
     return {
         index for index, value in enumerate(trace.inputs) if trace.memories([value]) <= memories
@@ -233,7 +213,7 @@ def _overwritten(trace: Trace, before: Trace) -> Set[int]:
 
 
 def _shared(trace: Trace) -> Set[int]:
-    """Returns the indices of the output tensors in memory of others or of the program.
+    """Lists the indices of the output tensors in memory of others or of the program.
 
     The caller owns the donated inputs.
     """

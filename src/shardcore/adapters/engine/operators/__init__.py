@@ -6,12 +6,11 @@ import torch
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.engine.operators import (
+    attention,
     composed,
-    fourier,
     layers,
+    linear,
     lookups,
-    losses,
-    matmul,
     pointwise,
     pools,
     random,
@@ -20,21 +19,18 @@ from shardcore.adapters.engine.operators import (
     slicing,
     views,
 )
-from shardcore.adapters.engine.operators.attention import attention
-from shardcore.adapters.engine.plans.task import Handler, Operator, Planner, by_operator
 from shardcore.adapters.engine.redistribution import full
+from shardcore.adapters.engine.task import Handler, Operator, Planner, by_operator
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import reshape, run_full
 
 
 def _item(operator: Operator, tensor: ShardedTensor) -> Any:
-    """Runs `float(x)`, `x.item()` on the full tensor."""
     tensor.meet_to_read()
     return operator(full(tensor))
 
 
 def _equal(operator: Operator, one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Runs `torch.equal` on full tensors."""
     for tensor in (one, other):
         if isinstance(tensor, ShardedTensor):
             tensor.meet_to_read()
@@ -70,13 +66,13 @@ _OTHERS: dict[Any, Handler] = {
 _PLANNERS = [
     module.PLANNERS
     for module in (
-        attention, pointwise, views, slicing, reductions, composed, matmul, lookups, losses,
-        layers, pools, recurrent, fourier,
+        attention, pointwise, views, slicing, reductions, composed, linear, lookups, layers, pools,
+        recurrent,
     )
 ]  # fmt: skip
 _HANDLERS = [
     _OTHERS,
-    *(module.HANDLERS for module in (pointwise, reductions, lookups, random, fourier)),
+    *(module.HANDLERS for module in (pointwise, reductions, lookups, random, linear)),
 ]
 PLANNERS: dict[Any, Planner] = {
     operator: table[operator] for table in _PLANNERS for operator in table

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.engine.plans.task import Handler, Operand, Operator, Planner, by_operator
 from shardcore.adapters.engine.redistribution import reduced
+from shardcore.adapters.engine.task import Handler, Operand, Operator, Planner, by_operator
 
 aten = torch.ops.aten
 
@@ -40,12 +40,12 @@ def _variance(
 
 
 def precise(x: torch.Tensor) -> Any:
-    """Returns `x` in a dtype that holds the sum of many of its elements."""
+    """Converts half precision to float32, which holds the sum of many elements."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _batch_norm(_operator: Operator, *args: Any) -> Any:
-    """Normalizes in training over the global batch; returns output, mean, and inverse deviation."""
+    """Normalizes over the global batch (ADR 5); returns output, mean, and inverse deviation."""
     x, weight, bias, running_mean, running_var, _, momentum, eps = args
     values = reduced(precise(x))
     variance, mean = torch.var_mean(values, dim=_sample_dims(x), correction=0)
@@ -56,13 +56,12 @@ def _batch_norm(_operator: Operator, *args: Any) -> Any:
     if bias is not None:
         output = output + _per_channel(bias, x)
     count = _samples(x)
-    _follow(running_mean, mean, momentum)
-    _follow(running_var, variance * (count / max(count - 1, 1)), momentum)
+    _update_running(running_mean, mean, momentum)
+    _update_running(running_var, variance * (count / max(count - 1, 1)), momentum)
     return output.to(x.dtype), mean, one_over
 
 
 def _batch_norm_backward(_operator: Operator, *args: Any) -> Any:
-    """Returns the gradients of input, weight and bias that the mask selects."""
     gradient, x, weight, _, _, mean, one_over, _, _, mask = args
     gradient, dims = reduced(precise(gradient)), _sample_dims(x)
     normalized = (precise(x) - _per_channel(mean, x)) * _per_channel(one_over, x)
@@ -87,14 +86,13 @@ def _per_channel(values: torch.Tensor, x: torch.Tensor) -> Any:
     return values.reshape([1, -1, *[1] * (x.ndim - 2)])
 
 
-def _follow(running: torch.Tensor | None, value: torch.Tensor, momentum: float) -> None:
-    """Updates a running statistic, if there is one, by that of the batch."""
+def _update_running(running: torch.Tensor | None, value: torch.Tensor, momentum: float) -> None:
     if running is not None:
         running.mul_(1 - momentum).add_(value.to(running.dtype), alpha=momentum)
 
 
 def _by(run: Handler, operands: slice, training: int | None = None) -> Planner:
-    """Returns a planner that uses `run` in training if ranks reduce floats of an operand."""
+    """Plans `run`, in training alone, if ranks reduce floats of an operand."""
 
     def plan(_operator: Operator, *args: object, **_kwargs: object) -> Handler | None:
         is_used = training is None or args[training]
@@ -105,8 +103,8 @@ def _by(run: Handler, operands: slice, training: int | None = None) -> Planner:
     return plan
 
 
-def softmax(x: torch.Tensor, dim: int, in_float: bool) -> Any:
-    """Returns the softmax; a row whose maximum is infinite gives nan, as on one device.
+def _softmax(x: torch.Tensor, dim: int, in_float: bool) -> Any:
+    """Reduces over the ranks; a row whose maximum is infinite gives nan, as on one device.
 
     With `in_float`, the result of half precision is in float32.
     """
@@ -115,8 +113,8 @@ def softmax(x: torch.Tensor, dim: int, in_float: bool) -> Any:
     return result if in_float else result.to(x.dtype)
 
 
-def safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
-    """Returns the softmax; zeros where all is minus infinity."""
+def _safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
+    """Computes zeros where all is minus infinity."""
     values = precise(x)
     largest = reduced(values.amax(dim, keepdim=True))
     powers = (values - largest.masked_fill(largest == -torch.inf, 0)).exp()
@@ -124,16 +122,15 @@ def safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) ->
     return (powers / total.masked_fill(total == 0, 1)).to(dtype or x.dtype)
 
 
-def log_softmax(x: torch.Tensor, dim: int, in_float: bool) -> Any:
-    """Returns the logarithm of `softmax`."""
+def _log_softmax(x: torch.Tensor, dim: int, in_float: bool) -> Any:
     shifted = _shifted(x, dim)
     total = reduced(shifted.exp().sum(dim, keepdim=True))
     result = shifted - total.log()
     return result if in_float else result.to(x.dtype)
 
 
-def logsumexp(x: torch.Tensor, dims: list[int], keepdim: bool = False) -> Any:
-    """Returns the logarithm of the sum of exponentials along `dims`, which may be infinite."""
+def _logsumexp(x: torch.Tensor, dims: list[int], keepdim: bool = False) -> Any:
+    """Reduces over the ranks along `dims`; a maximum may be infinite."""
     values = precise(x)
     largest = reduced(values.amax(dims, keepdim=True))
     largest = largest.masked_fill(largest.isinf(), 0)
@@ -142,27 +139,25 @@ def logsumexp(x: torch.Tensor, dims: list[int], keepdim: bool = False) -> Any:
     return log_sum if keepdim else log_sum.squeeze(dims)
 
 
-def softmax_backward(
+def _softmax_backward(
     gradient: torch.Tensor, output: torch.Tensor, dim: int, dtype: torch.dtype
 ) -> Any:
-    """Returns the gradient of the operand of `softmax`, in `dtype`."""
     gradient, probabilities = precise(gradient), precise(output)
     weighted = gradient * probabilities
     mean = reduced(weighted.sum(dim, keepdim=True))
     return (weighted - probabilities * mean).to(dtype)
 
 
-def log_softmax_backward(
+def _log_softmax_backward(
     gradient: torch.Tensor, output: torch.Tensor, dim: int, dtype: torch.dtype
 ) -> Any:
-    """Returns the gradient of the operand of `log_softmax`, in `dtype`."""
     gradient, logarithms = precise(gradient), precise(output)
     total = reduced(gradient.sum(dim, keepdim=True))
     return (gradient - logarithms.exp() * total).to(dtype)
 
 
 def _shifted(x: torch.Tensor, dim: int) -> Any:
-    """Returns `x` minus its maximum along `dim`, so that no exponential overflows."""
+    """Subtracts the maximum along `dim`, so that no exponential overflows."""
     values = precise(x)
     return values - reduced(values.amax(dim, keepdim=True))
 
@@ -170,12 +165,12 @@ def _shifted(x: torch.Tensor, dim: int) -> Any:
 _SOFTMAX, _LOG_SOFTMAX = torch_private.SOFTMAX
 _SOFTMAX_BACKWARD, _LOG_SOFTMAX_BACKWARD = torch_private.SOFTMAX_BACKWARD
 _BY_OPERATOR: dict[Any, Callable[..., Any]] = {
-    _SOFTMAX: softmax,
-    torch_private.SAFE_SOFTMAX: safe_softmax,
-    _LOG_SOFTMAX: log_softmax,
-    _SOFTMAX_BACKWARD: softmax_backward,
-    _LOG_SOFTMAX_BACKWARD: log_softmax_backward,
-    torch.ops.aten.logsumexp.default: logsumexp,
+    _SOFTMAX: _softmax,
+    torch_private.SAFE_SOFTMAX: _safe_softmax,
+    _LOG_SOFTMAX: _log_softmax,
+    _SOFTMAX_BACKWARD: _softmax_backward,
+    _LOG_SOFTMAX_BACKWARD: _log_softmax_backward,
+    torch.ops.aten.logsumexp.default: _logsumexp,
 }
 
 

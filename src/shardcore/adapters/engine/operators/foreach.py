@@ -5,16 +5,10 @@ from typing import Any
 import torch
 
 from shardcore.adapters import torch_private
+from shardcore.adapters.engine import writes
 from shardcore.adapters.engine.operators.reductions import squares
 from shardcore.adapters.engine.redistribution import full, reduced
 from shardcore.adapters.engine.tensor import ShardedTensor
-from shardcore.adapters.engine.writes import (
-    is_alike,
-    reduce_in_place,
-    run_full_and_store,
-    shard_like,
-    write_through,
-)
 from shardcore.adapters.torch_private import is_fused, tree_map_only, writes_first, written_operands
 from shardcore.adapters.torch_private.operators import Operator
 from shardcore.domain.engine.rules.rule import fits
@@ -36,7 +30,7 @@ def on_list(operator: Operator, *args: Any, **kwargs: Any) -> Any:
 
 
 def _norms(tensors: list[Any], order: float = 2, dtype: torch.dtype | None = None) -> list[Any]:
-    """Returns the norm of each tensor, for gradient clipping; the usual norms by one reduction."""
+    """Computes the norm of each tensor, for gradient clipping; the usual norms by one reduction."""
     norms: list[Any] = [None] * len(tensors)
     alike: dict[Any, list[int]] = {}
     for at, tensor in enumerate(tensors):
@@ -57,7 +51,7 @@ def _norms(tensors: list[Any], order: float = 2, dtype: torch.dtype | None = Non
 def _run_out_of_place(
     operator: Operator, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> list[Any]:
-    """Returns the results of `operator`, each in the layout of one of its operands."""
+    """Runs `operator`; each result has the layout of one of its operands."""
     lists = [arg for arg in args if isinstance(arg, list | tuple) and arg]
     tensors = [operand for operand in lists if isinstance(operand[0], torch.Tensor)]
     # The results get the layout of the largest sharded operand, else of the first one.
@@ -86,7 +80,7 @@ def _write(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     first = targets[0]
     if isinstance(first, ShardedTensor) and first.copied is not None:
         plain = tree_map_only(ShardedTensor, full, others)
-        write_through(first, lambda view: operator([view], *plain, **kwargs))
+        writes.write_through(first, lambda view: operator([view], *plain, **kwargs))
         return
     written = [
         target
@@ -94,10 +88,10 @@ def _write(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         if isinstance(target, ShardedTensor)
     ]
     if is_fused(operator) and not _are_alike(args):
-        run_full_and_store(operator, *args, **kwargs)
+        writes.run_full_and_store(operator, *args, **kwargs)
         return
     for target in written:
-        reduce_in_place(target)
+        writes.reduce_in_place(target)
     operands = [_local_operand(arg, targets) for arg in args]
     if is_fused(operator):  # it expects gradients with the strides of its targets
         operands[1] = [gradient.contiguous() for gradient in operands[1]]
@@ -107,18 +101,18 @@ def _write(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def _are_alike(args: tuple[object, ...]) -> bool:
-    """Returns whether moments and sums of a fused operator have the layouts of its variables."""
+    """Compares the layouts of moments and sums of a fused operator with those of its variables."""
     variables, _gradients, *states = (arg for arg in args if isinstance(arg, list | tuple))
     pairs = (pair for moments in states for pair in zip(variables, moments, strict=False))
     return all(
-        isinstance(moment, ShardedTensor) and is_alike(variable, moment)
+        isinstance(moment, ShardedTensor) and writes.is_alike(variable, moment)
         for variable, moment in pairs
         if isinstance(variable, ShardedTensor) and moment.ndim
     )
 
 
 def _at_index(at: int, operand: object, count: int) -> Any:
-    """Returns the list of the one element at `at`, if `operand` is a list of `count` elements."""
+    """Takes the list of the one element at `at`, if `operand` is a list of `count` elements."""
     if isinstance(operand, list | tuple) and len(operand) == count:
         return [operand[at]]
     return operand
@@ -136,5 +130,5 @@ def _local_operand(operand: object, targets: list[Any]) -> Any:
 
 def _local_value(value: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     if isinstance(target, ShardedTensor):
-        return target.part if value is target else shard_like(value, target)
+        return target.part if value is target else writes.shard_like(value, target)
     return full(value) if isinstance(value, ShardedTensor) else value

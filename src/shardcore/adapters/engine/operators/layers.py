@@ -9,7 +9,7 @@ import torch
 
 from shardcore.adapters.engine.operators import slicing
 from shardcore.adapters.engine.operators.views import along
-from shardcore.adapters.engine.plans.task import (
+from shardcore.adapters.engine.task import (
     Handler,
     Operand,
     Parts,
@@ -74,12 +74,10 @@ def _convolution_backward(
 
 
 def _groups(channels: layers.Channels, part: torch.Tensor) -> int:
-    """Returns the number of groups in this rank's part of the input."""
     return 1 if channels.groups == 1 else part.shape[1] // channels.per_input
 
 
 def _planes(operator: Operator, tensor: Operand, *rest: object) -> Task:
-    """Plans an operator on each plane of the last dims."""
     return _in_order(_contiguous_planes(operator, tensor, *rest))
 
 
@@ -109,7 +107,7 @@ def _constant_pad(
 
 
 def _in_order(task: Task) -> Task:
-    """Returns `task` with its results in the memory order of the first operand."""
+    """Has the results in the memory order of the first operand."""
     return attrs.evolve(task, orders=[order_of(task.operands[0])] * len(task.rule.results))
 
 
@@ -128,7 +126,7 @@ def _index_put(
 
 
 def _are_rows(tensor: Operand, indices: Sequence[Any], values: Operand) -> bool:
-    """Returns whether the first dims have indices with as many numbers as there are values."""
+    """Checks that the first dims have indices with as many numbers as there are values."""
     shape = (values.shape[0] if values.ndim else 0, *tensor.shape[len(indices) :])
     return values.shape == shape and all(
         index is not None
@@ -189,7 +187,6 @@ _UPSAMPLES = (
 
 
 def _backward(names: str) -> str:
-    """Returns the names of the gradients of operators."""
     return " ".join(f"{name}_backward" for name in names.split())
 
 

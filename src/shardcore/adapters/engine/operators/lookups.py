@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from shardcore.adapters.engine.plans.planning import run_rule
-from shardcore.adapters.engine.plans.task import (
+from shardcore.adapters.engine.plan import run_rule
+from shardcore.adapters.engine.redistribution import reduced
+from shardcore.adapters.engine.task import (
     Handler,
     Operand,
     Parts,
@@ -21,7 +22,6 @@ from shardcore.adapters.engine.plans.task import (
     by_operator,
     order_of,
 )
-from shardcore.adapters.engine.redistribution import reduced
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.torch_private import unnamed_operators
 from shardcore.adapters.torch_private.operators import Operator
@@ -115,7 +115,6 @@ def _nll_loss(
     reduction: int,
     ignored: int,
 ) -> Any:
-    """Plans the loss and the total weight."""
     local = _NONE if reduction == _NONE else _SUM
     sums = (() if local == _SUM else tuple(target.shape), ())
 
@@ -181,7 +180,7 @@ def _nll_loss_backward(
 
 
 def _find_in(wanted: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns whether each of `wanted` is in the sorted `numbers`, and its index, arbitrary if not.
+    """Tells whether each of `wanted` is in the sorted `numbers`, and its index, arbitrary if not.
 
     A rank has several pieces of a dim that is sharded within its segments.
     """
@@ -190,7 +189,7 @@ def _find_in(wanted: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor,
 
 
 def _numbers(inputs: torch.Tensor) -> list[torch.Tensor]:
-    """Returns the numbers of the classes, sharded as these; nothing if they are replicated."""
+    """Numbers the classes, sharded as these; nothing if they are replicated."""
     if not isinstance(inputs, ShardedTensor) or inputs.ndim == 1:
         return []
     is_sharded = inputs.form.layout.dim_axes(1)

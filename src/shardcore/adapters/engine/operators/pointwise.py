@@ -1,4 +1,4 @@
-"""Elementwise operators."""
+"""Elementwise operators, and losses that compare an input with a target so."""
 
 import cmath
 from collections.abc import Sequence
@@ -8,22 +8,13 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.engine.plans.task import (
-    Handler,
-    Operand,
-    Operator,
-    Order,
-    Planner,
-    Task,
-    by_operator,
-    order_of,
-)
+from shardcore.adapters.engine.task import Handler, Operand, Planner, Task, by_operator, order_of
 from shardcore.adapters.engine.tensor import ShardedTensor
-from shardcore.adapters.torch_private import Args
+from shardcore.adapters.torch_private import Args, Operator
 from shardcore.domain.engine.planner.choice import Sharding
 from shardcore.domain.engine.rules import basic
 from shardcore.domain.engine.rules.rule import have_common_shape
-from shardcore.domain.layouts.strides import memory_order
+from shardcore.domain.layouts.strides import Order, memory_order
 
 aten = torch.ops.aten
 
@@ -58,7 +49,7 @@ def plan(operator: Operator, *args: object, **kwargs: object) -> Task | None:
 
 
 def _linear_in(operator: Operator, operands: Sequence[Operand], args: Args) -> Sequence[int]:
-    """Returns the operands of the result's size, which may be scaled before a reduction."""
+    """Finds the operands of the result's size, which may be scaled before a reduction."""
     if operator not in _SCALING:
         return ()
     numbers = [arg for arg in args if not isinstance(arg, Operand)]
@@ -77,7 +68,7 @@ def _linear_in(operator: Operator, operands: Sequence[Operand], args: Args) -> S
 
 
 def _adds(operator: Operator, operands: Sequence[Operand]) -> Sequence[int]:
-    """Returns the operands that are added, if a partial one is as large as the result."""
+    """Finds the operands that are added, if a partial one is as large as the result."""
     positions = _ADDING.get(operator, ())
     largest = max(operand.numel() for operand in operands)
     if len(operands) <= max(positions, default=0):
@@ -89,7 +80,7 @@ def _adds(operator: Operator, operands: Sequence[Operand]) -> Sequence[int]:
 def _orders(
     operator: Operator, operands: Sequence[Operand], memory_format: Any = None, **_: object
 ) -> list[Order | None]:
-    """Returns the requested memory order, else that of the largest operand, as in torch."""
+    """Takes the requested memory order, else that of the largest operand, as torch does."""
     if memory_format in (None, torch.preserve_format):
         order = order_of(max(operands, key=lambda operand: (operand.numel(), operand.ndim)))
     else:
@@ -101,7 +92,7 @@ _ORDERS = {torch.channels_last: (0, 2, 3, 1), torch.channels_last_3d: (0, 2, 3, 
 
 
 def _common_sharding(operands: Sequence[Operand], results: int) -> Sharding | None:
-    """Returns the common layout of all operands but numbers, which the results get."""
+    """Finds the layout that all operands but numbers have, which the results get."""
     sized = [operand for operand in operands if operand.ndim or not operand.form.is_replicated]
     if not sized:
         return None
@@ -158,9 +149,69 @@ def _new(operator: Operator, tensor: ShardedTensor, *numbers: object, **kwargs: 
     return operator(tensor.part, *numbers, **kwargs)
 
 
+# Losses.
+
+_NONE, _MEAN = 0, 1  # the numbers by which torch names a reduction; any other is a sum
+
+
+def _loss(position: int) -> Planner:
+    """Plans a loss; its reduction is at `position` of the arguments."""
+
+    def compute(operator: Operator, *args: object) -> Any:
+        losses = operator(*_unreduced_args(args, position))
+        return losses.mean() if _reduction(args, position) == _MEAN else losses.sum()
+
+    return _planner(position, compute)
+
+
+def _loss_backward(position: int) -> Planner:
+    """Plans the gradient of a loss; its reduction is at `position` of the arguments.
+
+    torch divides the gradient of a mean by the number of elements that it sees: those of one rank.
+    """
+
+    def compute(operator: Operator, *args: object) -> torch.Tensor:
+        gradient, inputs, *rest = _unreduced_args(args, position)
+        if _reduction(args, position) == _MEAN:
+            gradient = gradient / inputs.numel()
+        of_inputs: torch.Tensor = operator(gradient.expand(inputs.shape), inputs, *rest)
+        return of_inputs
+
+    return _planner(position, compute)
+
+
+def _planner(position: int, reduce: Handler) -> Planner:
+    def plan_loss(operator: Operator, *args: object) -> Task | Handler | None:
+        return plan(operator, *args) if _reduction(args, position) == _NONE else reduce
+
+    return plan_loss
+
+
+def _reduction(args: tuple[Any, ...], position: int) -> int:
+    reduction: int = args[position] if len(args) > position else _MEAN
+    return reduction
+
+
+def _unreduced_args(args: tuple[object, ...], position: int) -> list[Any]:
+    """Asks for no reduction; omitted arguments are None."""
+    given = [*args, *[None] * (position + 1 - len(args))]
+    given[position] = _NONE
+    return given
+
+
 PLANNERS: dict[Any, Planner] = {
     torch_private.TO_COPY: _convert,
-    **by_operator({"zeros_like ones_like empty_like full_like": _like}),
+    **by_operator(
+        {
+            "zeros_like ones_like empty_like full_like": _like,
+            "mse_loss huber_loss smooth_l1_loss soft_margin_loss": _loss(2),
+            "binary_cross_entropy": _loss(3),
+            "binary_cross_entropy_with_logits": _loss(4),
+            "mse_loss_backward huber_loss_backward smooth_l1_loss_backward "
+            "soft_margin_loss_backward": _loss_backward(3),
+            "binary_cross_entropy_backward": _loss_backward(4),
+        }
+    ),
 }
 HANDLERS: dict[Any, Handler] = by_operator(
     {"new_empty_strided": _empty_strided, "new_zeros new_ones new_empty new_full": _new}

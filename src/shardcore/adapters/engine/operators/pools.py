@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.engine.plans.planning import run_rule
-from shardcore.adapters.engine.plans.task import (
+from shardcore.adapters.engine.plan import run_rule
+from shardcore.adapters.engine.task import (
     Handler,
     Operand,
     Parts,
@@ -52,7 +52,7 @@ def _windows(
 
 
 def _shards_plane(tensor: Operand, windows: Sequence[int | None]) -> bool:
-    """Returns whether a dim that consists of windows is sharded."""
+    """Finds a sharded dim among those that consist of windows."""
     first = tensor.ndim - len(windows)
     return any(
         window is not None and tensor.is_sharded(first + dim) for dim, window in enumerate(windows)
@@ -104,7 +104,7 @@ def _largest_backward_of_sharded(
 
 
 def _numbers(image: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
-    """Returns, for each dim of a plane, the numbers of its elements, sharded as the dim."""
+    """Numbers the elements of each dim of a plane, sharded as the dim."""
     return [torch.arange(size, device=image.device) for size in sizes]
 
 
@@ -114,7 +114,7 @@ def _renumbered(
     others: Sequence[int],
     numbered: Sequence[Callable[[torch.Tensor], torch.Tensor]],
 ) -> torch.Tensor:
-    """Returns row-major indices into planes of `sizes` as indices into planes of `others`.
+    """Converts row-major indices into planes of `sizes` to indices into planes of `others`.
 
     For each dim, `numbered` has the indices of its elements there.
     """

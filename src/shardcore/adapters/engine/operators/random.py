@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from shardcore.adapters.engine.plans.task import Handler, Operator, by_operator
 from shardcore.adapters.engine.redistribution import full, in_layout, local_shard
+from shardcore.adapters.engine.task import Handler, Operator, by_operator
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import write
 from shardcore.adapters.torch_private import tree_map_only
@@ -14,47 +14,42 @@ aten = torch.ops.aten
 
 
 def _full_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns an empty plain tensor with the shape and strides of `tensor` on one device."""
     return torch.empty_strided(
         tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device=tensor.device
     )
 
 
-def _shard(value: torch.Tensor, like: ShardedTensor) -> Any:
-    """Returns the plain `value`, equal on all ranks, in the layout of `like`, reduced."""
+def _shard_like(value: torch.Tensor, like: ShardedTensor) -> Any:
     layout = like.form.layout.reduced
     part = local_shard(value, layout, like.engine)
     return like.engine.sharded(part.clone(), layout, tuple(value.shape))
 
 
 def _fill(operator: Operator, target: torch.Tensor, *rest: object, **kwargs: object) -> Any:
-    """Runs `x.uniform_()` and similar."""
     numbers, named = tree_map_only(ShardedTensor, full, (rest, kwargs))
     value = operator(_full_like(target), *numbers, **named)
     return write(aten.copy_.default, target, value)
 
 
 def _draw_like(operator: Operator, like: ShardedTensor, *numbers: object, **kwargs: object) -> Any:
-    """Runs `rand_like(x)` and similar."""
-    return _shard(operator(_full_like(like), *numbers, **kwargs), like)
+    return _shard_like(operator(_full_like(like), *numbers, **kwargs), like)
 
 
 def _bernoulli(
     operator: Operator, probabilities: ShardedTensor, *rest: object, **kwargs: object
 ) -> Any:
-    return _shard(operator(full(probabilities), *rest, **kwargs), probabilities)
+    return _shard_like(operator(full(probabilities), *rest, **kwargs), probabilities)
 
 
 def _dropout(operator: Operator, tensor: ShardedTensor, *numbers: object) -> Any:
     """Runs `native_dropout`, which CUDA uses: the result and its mask."""
     scale, mask = operator(torch.ones_like(_full_like(tensor)), *numbers)
-    return tensor * _shard(scale, tensor), _shard(mask, tensor)
+    return tensor * _shard_like(scale, tensor), _shard_like(mask, tensor)
 
 
 def _multinomial(
     operator: Operator, weights: ShardedTensor, *rest: object, **kwargs: object
 ) -> Any:
-    """Runs `multinomial`: each row of weights draws some indices."""
     drawn = weights.engine.replicated(operator(full(weights), *rest, **kwargs))
     if weights.ndim != 2:
         return drawn

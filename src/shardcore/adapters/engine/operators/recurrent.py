@@ -7,7 +7,7 @@ gives its tensor to the gradient, which is sharded as the output is.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from shardcore.adapters.engine.plans.task import Operand, Operator, Parts, Planner, Task
+from shardcore.adapters.engine.task import Operand, Operator, Parts, Planner, Task
 from shardcore.adapters.torch_private import Args, Kwargs, arguments_of, unnamed_operators
 from shardcore.domain.engine.planner.call import PlacedTensor
 from shardcore.domain.engine.planner.choice import shard_as
@@ -21,7 +21,6 @@ _BY_STEPS = (1, 0, 2)
 
 
 def _forward(operator: Operator, *args: object, **kwargs: object) -> Task | None:
-    """Plans recurrent layers."""
     call = _call(operator, args, kwargs)
     if call is None:
         return None
@@ -39,7 +38,6 @@ def _forward(operator: Operator, *args: object, **kwargs: object) -> Task | None
 
 
 def _backward(operator: Operator, *args: object, **kwargs: object) -> Task | None:
-    """Plans the gradient of recurrent layers."""
     call = _call(operator, args, kwargs)
     if call is None:
         return None
@@ -67,7 +65,7 @@ def _backward(operator: Operator, *args: object, **kwargs: object) -> Task | Non
 
 
 def _call(operator: Operator, args: Args, kwargs: Kwargs) -> dict[str, Any] | None:
-    """Returns the arguments by name; None if parts of the batch cannot be computed.
+    """Names the arguments; None if parts of the batch cannot be computed.
 
     With dropout between layers they cannot. Sequences of several lengths have one dim for both the
     batch and the steps.
@@ -80,7 +78,6 @@ def _call(operator: Operator, args: Args, kwargs: Kwargs) -> dict[str, Any] | No
 
 
 def _named(call: Mapping[str, Any], names: Iterable[str]) -> dict[str, Operand]:
-    """Returns the arguments `names` that are tensors."""
     return {name: call[name] for name in names if isinstance(call[name], Operand)}
 
 

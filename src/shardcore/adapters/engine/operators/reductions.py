@@ -9,8 +9,8 @@ import torch
 from shardcore.adapters import torch_private
 from shardcore.adapters.engine.operators.composed import run_softmax
 from shardcore.adapters.engine.operators.views import along_one
-from shardcore.adapters.engine.plans.task import Handler, Operand, Planner, Task, by_operator
 from shardcore.adapters.engine.redistribution import in_layout, reduced
+from shardcore.adapters.engine.task import Handler, Operand, Planner, Task, by_operator
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.torch_private import Operator
 from shardcore.domain.engine.rules import basic
@@ -55,7 +55,7 @@ def _sum(_operator: Operator, *args: Any, **kwargs: object) -> Task | Handler:
 
 
 def _is_count(tensor: Operand, dims: frozenset[int], keep: bool) -> bool:
-    """Returns whether several ranks count true values, for more than one result."""
+    """Tells whether several ranks count true values, for more than one result."""
     is_number = len(dims) == tensor.ndim and not keep
     fits = prod(tensor.shape[dim] for dim in dims) <= torch.iinfo(torch.int32).max
     is_sharded = any(tensor.is_sharded(dim) for dim in dims)
@@ -91,7 +91,7 @@ def _root_of_squares(
 def squares(
     tensor: torch.Tensor, dtype: torch.dtype, dims: list[int] | None = None, keep: bool = False
 ) -> Any:
-    """Returns the sum of the squares of the floats in `tensor`, in `dtype`."""
+    """Sums the squares of the floats in `tensor`, in `dtype` or at least float32."""
     precise = tensor.to(torch.promote_types(dtype, torch.float32))
     return (precise * precise).sum(dims or list(range(tensor.ndim)), keep)
 
@@ -110,7 +110,7 @@ def _mean(_operator: Operator, *args: Any, **kwargs: object) -> Any:
 def _dims_of(
     tensor: Any, dims: int | Sequence[int] | None = None, keepdim: bool = False, **_: object
 ) -> tuple[Any, frozenset[int], bool]:
-    """Returns the tensor, the reduced dims, empty for all of them, and whether they stay."""
+    """Parses the tensor, the reduced dims, by default all of them, and whether they stay."""
     given = [dims] if isinstance(dims, int) else dims or range(tensor.ndim)
     return tensor, frozenset(dim % tensor.ndim for dim in given if tensor.ndim), keepdim
 
@@ -171,7 +171,7 @@ def _argmax_of_sharded(_operator: Operator, x: ShardedTensor, dim: int, keep: bo
 
 
 def _pack_value_and_index(part: torch.Tensor, numbers: torch.Tensor, dim: int) -> torch.Tensor:
-    """Returns the largest value of each row of `part` with its index, packed into one integer.
+    """Packs the largest value of each row of `part` and its index into one integer.
 
     `part` has this rank's values, which may be none, `numbers` their indices along the full dim.
     The reduced `dim` keeps one entry. The upper half of a result grows with the value, its lower
@@ -185,7 +185,7 @@ def _pack_value_and_index(part: torch.Tensor, numbers: torch.Tensor, dim: int) -
 
 
 def _order_bits(values: torch.Tensor) -> torch.Tensor:
-    """Returns integers in the order of `values`; nan is the largest, as in torch."""
+    """Converts floats to integers in the same order; nan is the largest, as in torch."""
     full = values + 0.0  # minus zero is zero
     bits = full.view(torch.int32).to(torch.int64)
     ordered = torch.where(bits < 0, bits ^ _SIGN, bits)
@@ -213,7 +213,6 @@ def _norm_of_rows(
 def _topk(
     operator: Operator, tensor: Operand, _count: int, dim: int = -1, *_: object, **_kwargs: object
 ) -> Task:
-    """Plans `topk(tensor, count, dim, ...)`."""
     return _along_one(operator, tensor, dim)
 
 

@@ -8,15 +8,8 @@ import attrs
 import torch
 
 from shardcore.adapters.engine.operators.views import one_result, several_results
-from shardcore.adapters.engine.plans.task import (
-    Handler,
-    Operand,
-    Operator,
-    Planner,
-    Task,
-    by_operator,
-)
 from shardcore.adapters.engine.redistribution_steps import run_exchange
+from shardcore.adapters.engine.task import Handler, Operand, Operator, Planner, Task, by_operator
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import note_view
 from shardcore.adapters.ranks.job.threads import check_thread
@@ -44,7 +37,7 @@ class ShiftHandlers:
     def of(
         cls, tensor: Operand, dim: int, start: int, size: int, value: float = 0
     ) -> "ShiftHandlers | None":
-        """Returns the handlers for `size` elements of `dim` from `start`; None if a rule suffices.
+        """Makes the handlers for `size` elements of `dim` from `start`; None if a rule suffices.
 
         It does for a weight, a partial tensor, and one that has a redistributed copy.
         """
@@ -87,7 +80,7 @@ class ShiftHandlers:
 
 
 def of_pads(tensor: Operand, pads: Sequence[int], value: float) -> ShiftHandlers | None:
-    """Returns the handlers for pads of a sharded dim; None for pads of none or of several."""
+    """Makes the handlers for pads of a sharded dim; None for pads of none or of several."""
     given = [tensor.ndim - 1 - at // 2 for at in range(0, len(pads), 2) if any(pads[at : at + 2])]
     sharded = [dim for dim in given if tensor.is_sharded(dim)]
     if len(sharded) != 1:
@@ -125,12 +118,12 @@ def _slice(operator: Operator, tensor: Operand, dim: int = 0, *bounds: Any) -> T
 
 
 def _range_of(size: int, start: int | None = None, end: int | None = None, step: int = 1) -> range:
-    """Returns the elements that a slice takes. Python's `slice(start)` would end there."""
+    """Lists the elements that a slice takes. Python's `slice(start)` would end there."""
     return range(size)[start:end:step]
 
 
 def _empty(tensor: Operand, dim: int) -> Task:
-    """Returns a slice without elements along `dim`, for which no collective is needed."""
+    """Plans a slice without elements along `dim`, for which no collective is needed."""
     layout = tensor.form.layout
     target = layout.without(*layout.dim_axes(dim)).reduced
     return Task(
@@ -142,7 +135,7 @@ def _empty(tensor: Operand, dim: int) -> Task:
 
 
 def _shift(tensor: Operand, dim: int, segment: int, start: int, size: int) -> ShiftHandlers | None:
-    """Returns the handlers for `size` elements from `start`, None if each segment can be sharded.
+    """Makes the handlers for `size` elements from `start`, None if each segment can be sharded.
 
     A tensor is redistributed into segments once, for all slices of it.
     """
@@ -190,13 +183,12 @@ def _select(operator: Operator, tensor: Operand, dim: int, index: int) -> Task |
 
 
 def _rule_without_dim(tensor: Operand, dim: int, results: int = 1) -> OperatorRule:
-    """Returns the rule for results that have all dims of `tensor` but `dim`."""
     dims = [other for other in range(tensor.ndim) if other != dim]
     return movement.permute(tensor.ndim, dims, results)
 
 
 def _select_on_owner(operator: Operator, tensor: ShardedTensor, dim: int, index: int) -> Any:
-    """Returns a partial sum: the rank that owns the index has its slice, the others have zeros."""
+    """Makes a partial sum: the rank that owns the index has its slice, the others have zeros."""
     engine, layout, shape = tensor.engine, tensor.form.layout, list(tensor.shape)
     dim %= tensor.ndim
     of_dim = with_dims(layout.reduced, [dim])

@@ -9,15 +9,8 @@ import torch
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.engine.engine import Engine
-from shardcore.adapters.engine.plans.task import (
-    Compute,
-    Operand,
-    Operator,
-    Parts,
-    Planner,
-    Task,
-    by_operator,
-)
+from shardcore.adapters.engine.task import Compute, Operand, Parts, Planner, Task, by_operator
+from shardcore.adapters.torch_private import Operator
 from shardcore.domain.engine.planner.choice import Sharding
 from shardcore.domain.engine.redistribution.segments import sharded_dims
 from shardcore.domain.engine.rules import basic, movement
@@ -28,14 +21,14 @@ from shardcore.domain.errors import LayoutError, ShardedTensorError
 def one_result(
     rule: OperatorRule, tensor: Operand, call: Callable[[torch.Tensor], torch.Tensor]
 ) -> Task:
-    """Returns the task of an operator with one operand and one result."""
+    """Plans an operator that is linear in its one operand, and has one result."""
     return several_results(rule, tensor, lambda part: (call(part),))
 
 
 def several_results(
     rule: OperatorRule, tensor: Operand, call: Callable[[torch.Tensor], Sequence[torch.Tensor]]
 ) -> Task:
-    """Returns the task of an operator with one operand and several results."""
+    """Plans an operator that is linear in its one operand, and has several results."""
     return Task(rule, [tensor], lambda parts: call(parts[0]), linear_in=(0,), of_weights=True)
 
 
@@ -88,6 +81,7 @@ def _reshape(_operator: Operator, tensor: Operand, sizes: Sequence[int]) -> Task
     """Plans a reshape; it copies if the local shard allows no view."""
     rest = max(prod(size for size in sizes if size != -1), 1)
     target = tuple(tensor.numel() // rest if size == -1 else size for size in sizes)
+    # Some axes may shard the segments of a dim, and others within them (ADR 50).
     sharded = sharded_dims(tensor.form.layout, tensor.shape, target)
     rule = movement.reshape(tensor.shape, target, sharded)
 

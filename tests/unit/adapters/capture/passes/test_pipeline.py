@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from shardcore.adapters.capture import passes
-from shardcore.adapters.capture.passes.pipeline import Fact, Pass, Pipeline
+from shardcore.adapters.capture.passes import Fact, Pass, Pipeline
 from shardcore.adapters.capture.passes.sums import Memories
 from shardcore.adapters.capture.recording.recorder import Recorder
-from shardcore.adapters.capture.trace.trace import Call
+from shardcore.adapters.capture.trace import Call
 from shardcore.domain.capture import NotCaptured
 
 

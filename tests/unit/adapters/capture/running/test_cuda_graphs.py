@@ -9,7 +9,7 @@ from shardcore.adapters import torch_private
 from shardcore.adapters.capture.running import cuda_graphs
 from shardcore.adapters.capture.running.cuda_graphs import is_on_gpu, reason_against, replayable
 from shardcore.adapters.capture.running.executors import divide
-from shardcore.adapters.capture.trace.trace import Call, Number, Trace
+from shardcore.adapters.capture.trace import Call, Number, Trace
 from shardcore.domain.errors import EnvironmentProblem
 from tests.traces import recorded
 

@@ -13,7 +13,7 @@ from shardcore.adapters.capture.passes.checks import check
 from shardcore.adapters.capture.recording.recorder import Recorder
 from shardcore.adapters.capture.running.generated import function_of
 from shardcore.adapters.capture.running.program import TraceCapture
-from shardcore.adapters.capture.trace.trace import Call, numbered
+from shardcore.adapters.capture.trace import Call, numbered
 from shardcore.domain.capture import GuardFailed
 from shardcore.reporting.errors import CAPTURED
 from tests.traces import highest

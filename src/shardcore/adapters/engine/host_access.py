@@ -1,7 +1,16 @@
-"""Arrays, numbers, texts and memory of sharded tensors, which Python takes without an operator."""
+"""Access to sharded tensors without an operator: arrays, numbers, texts, memory, DLPack and FSDP.
 
+Methods of the tensor classes serve it or refuse it. Functions of torch are replaced while shardcore
+is installed: on a sharded tensor torch's own end the process.
+"""
+
+import contextlib
+import functools
 import inspect
+import sys
 from collections.abc import Callable
+from contextlib import ExitStack
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -20,7 +29,7 @@ _REMEDY = (
 
 
 def _refusing(name: str) -> Callable[..., Any]:
-    """Returns a method that refuses access to memory, which a sharded tensor does not have.
+    """Makes a method that refuses access to memory, which a sharded tensor does not have.
 
     Torch's own code compares addresses, for instance those of the weights of a GRU: it gets that of
     a tensor without memory, 0. `share_memory_` would end the process.
@@ -57,24 +66,24 @@ class HostAccess(ShardedTensor):
         replace_memory(self, value)
 
     def numpy(self, *, force: bool = False) -> Any:
-        """Returns the full tensor as an array."""
+        """Copies the full tensor into an array."""
         return self._read().numpy(force=force)
 
     def tolist(self) -> Any:
-        """Returns the full tensor as a nest of lists."""
+        """Copies the full tensor into a nest of lists."""
         return self._read().tolist()
 
     def __dlpack__(self, **options: Any) -> Any:
-        """Returns the full tensor for `from_dlpack` of other libraries."""
+        """Exports the full tensor for `from_dlpack` of other libraries."""
         value = self if self.requires_grad else self._read()  # torch refuses the first
         return torch.Tensor.__dlpack__(value, **options)
 
     def __format__(self, spec: str) -> str:
-        """Returns a scalar as text; of other tensors, what `print` shows."""
+        """Formats a scalar as a number; other tensors as `print` shows them."""
         return object.__format__(self, spec) if self.ndim else self.item().__format__(spec)
 
     def remark(self) -> str:
-        """Returns what the text of a tensor says after the local shard, which may be misread.
+        """Warns, after the local shard in the text of a tensor, that it may be misread.
 
         A text moves nothing between ranks: a debugger or an error of one rank may ask for it.
         """
@@ -114,7 +123,7 @@ class HostAccess(ShardedTensor):
         return torch.Tensor.__complex__(self._readable())
 
     def _readable(self) -> torch.Tensor:
-        """Returns a tensor whose number can be read: the full one where no operator reaches us.
+        """Takes the full tensor where no operator reaches us, so that its number can be read.
 
         `torch.tensor([loss, loss])` reads numbers with the dispatch to subclasses turned off.
         """
@@ -163,6 +172,113 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _module_of_caller() -> str:
-    """Returns the name of the module that has called the function that calls this one."""
+    """Looks up the module that has called the function that calls this one."""
     frame: Any = inspect.currentframe()
     return str(frame.f_back.f_back.f_globals.get("__name__", ""))
+
+
+# The modules of torch from which users import the functions.
+_MODULES_OF_TORCH = frozenset({"torch", "torch.utils.dlpack", "torch.distributed.fsdp"})
+
+
+def replace_functions() -> Callable[[], None]:
+    """Replaces the functions; what is returned restores them."""
+    with ExitStack() as undo:
+        _replace_data(undo)
+        calls: dict[Callable[..., Any], Callable[..., Any]] = {
+            torch.to_dlpack: _to_dlpack  # type: ignore[attr-defined]
+        }
+        with contextlib.suppress(ImportError):  # without DTensor there is no FSDP either
+            from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+            calls[fully_shard] = _fully_shard
+            of_class: Any = FullyShardedDataParallel
+            undo.callback(setattr, of_class, "__init__", of_class.__init__)
+            of_class.__init__ = _with_original(of_class.__init__, _init_fsdp)
+        _replace(calls, undo)
+        return undo.pop_all().close
+
+
+def _replace_data(undo: ExitStack) -> None:
+    """Has `plain.data = sharded` raise, for all classes of tensors but our own."""
+    original: Any = torch.Tensor.data
+
+    def set_data(tensor: torch.Tensor, value: Any) -> None:
+        if isinstance(value, ShardedTensor) and not isinstance(tensor, ShardedTensor):
+            raise ShardedTensorError(
+                f"x.data = value got a sharded value of shape {value.form.shape} in "
+                f"{value.form.layout} for an x that is not sharded, which cannot share its memory: "
+                "write x.data.copy_(value), or x.data = value.full_tensor(), which all ranks call "
+                "together, or value.to_local() for the shard of this rank."
+            )
+        original.__set__(tensor, value)
+
+    torch_tensor: Any = torch.Tensor
+    if "data" in vars(torch.Tensor):
+        undo.callback(setattr, torch.Tensor, "data", original)
+    else:  # torch's is in the base class
+        undo.callback(delattr, torch.Tensor, "data")
+    torch_tensor.data = property(original.__get__, set_data, doc=original.__doc__)
+
+
+def _to_dlpack(original: Callable[..., Any], tensor: Any, *args: object, **options: object) -> Any:
+    if isinstance(tensor, ShardedTensor):
+        tensor.meet_to_read()
+        tensor = tensor.full_tensor().detach()
+    return original(tensor, *args, **options)
+
+
+def _fully_shard(
+    original: Callable[..., Any], module: Any, *args: object, **options: object
+) -> Any:
+    _refuse_sharded(module, "fully_shard()")
+    return original(module, *args, **options)
+
+
+def _init_fsdp(
+    original: Callable[..., Any], wrapper: object, module: Any, *args: object, **options: object
+) -> None:
+    _refuse_sharded(module, "FullyShardedDataParallel()")
+    original(wrapper, module, *args, **options)
+
+
+def _refuse_sharded(module: Any, call: str) -> None:
+    for part in module if isinstance(module, list | tuple) else [module]:
+        for name, tensor in [*part.named_parameters(), *part.named_buffers()]:
+            if isinstance(tensor, ShardedTensor):
+                raise ShardedTensorError(
+                    f"{call} expected a module of plain tensors, and {name!r} of "
+                    f"{type(part).__name__} is sharded already, in {tensor.form.layout}. A model "
+                    "under keras.distribution needs no FSDP: shardcore.plan(model, mesh, "
+                    "policy='fully_sharded') is the layout map that shards every variable.",
+                    name=name,
+                )
+
+
+def _replace(calls: dict[Callable[..., Any], Callable[..., Any]], undo: ExitStack) -> None:
+    replacements = {
+        id(original): _with_original(original, call) for original, call in calls.items()
+    }
+    for module in list(sys.modules.values()):
+        # Other kinds of modules load what is asked for. Of torch `to_dlpack` and `fully_shard` are
+        # where users import them from; other libraries have thousands of modules without them.
+        if type(module) is not ModuleType or not _may_have_imported(module):
+            continue
+        for name, value in list(vars(module).items()):
+            if id(value) in replacements:
+                undo.callback(setattr, module, name, value)
+                setattr(module, name, replacements[id(value)])
+
+
+def _with_original(original: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def replacement(*args: object, **options: object) -> Any:
+        return call(original, *args, **options)
+
+    return replacement
+
+
+def _may_have_imported(module: ModuleType) -> bool:
+    file = getattr(module, "__file__", None) or ""
+    is_of_library = "site-packages" in file or "dist-packages" in file or file == __file__
+    return module.__name__ in _MODULES_OF_TORCH or not is_of_library

@@ -1,4 +1,7 @@
-"""Gradients: all-reduced in buckets (ADR 17), or redistributed as their variable is."""
+"""Autograd: differentiable redistribution, and gradients that are reduced in buckets (ADR 17).
+
+The backward passes are differentiable too, for the gradient of a gradient.
+"""
 
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
@@ -10,15 +13,115 @@ import torch
 from shardcore.adapters import torch_private
 from shardcore.adapters.capture.recording.recorder import Recorder, recording
 from shardcore.adapters.engine import redistribution_steps
-from shardcore.adapters.engine.differentiable import gradient_in
 from shardcore.adapters.engine.engine import Engine
-from shardcore.adapters.engine.redistribution import in_layout
+from shardcore.adapters.engine.redistribution import clone_if_cached, full, in_layout, local_shard
 from shardcore.adapters.engine.tensor import ShardedTensor
+from shardcore.adapters.engine.writes import refresh
 from shardcore.adapters.ranks.job.threads import check_thread
 from shardcore.adapters.torch_private import collectives
 from shardcore.domain.cost.gradients import BUCKET_BYTES, as_target, sharded_like
 from shardcore.domain.layouts.layout import Layout
 from shardcore.ports.measurement import gradients_apart_scope, reduction_scope
+
+
+class _Redistribute(torch.autograd.Function):
+    """Redistributes a tensor. The gradient gets the layout of the operand."""
+
+    @staticmethod
+    def forward(context: Any, tensor: torch.Tensor, layout: Layout, engine: Engine) -> Any:
+        sharded = engine.adopt(tensor)
+        context.source = None if sharded is None else sharded.form.layout.reduced
+        if sharded is not None:
+            refresh(sharded)
+            copy = in_layout(sharded, layout, copies=True)
+            return copy.detach() if copy is tensor else copy
+        part = local_shard(tensor.detach(), layout, engine)
+        copied = part.clone(memory_format=torch.contiguous_format)
+        return engine.sharded(copied, layout, tuple(tensor.shape))
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> Any:
+        if not isinstance(gradient, ShardedTensor):
+            return gradient, None, None
+        if context.source is None:
+            whole = full_tensor if _is_in_graph(gradient) else full
+            return whole(gradient), None, None
+        return gradient_in(gradient, context.source), None, None
+
+
+class _FromLocal(torch.autograd.Function):
+    """Makes a sharded tensor of a local shard, which gets its shard of the gradient."""
+
+    @staticmethod
+    def forward(
+        context: Any, part: torch.Tensor, layout: Layout, shape: tuple[int, ...], engine: Engine
+    ) -> Any:
+        context.layout, context.engine = layout.reduced, engine
+        return engine.sharded(part.detach(), layout, shape)
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> Any:
+        if _is_in_graph(gradient):
+            sharded = redistribute(gradient, context.layout, context.engine)
+            return to_local(sharded), None, None, None
+        sharded = context.engine.as_sharded(gradient)
+        return in_layout(sharded, context.layout).part, None, None, None
+
+
+class _ToLocal(torch.autograd.Function):
+    """Takes the local shard of a sharded tensor, sharing its memory."""
+
+    @staticmethod
+    def forward(context: Any, tensor: ShardedTensor, layout: Layout | None) -> Any:
+        context.layout = layout or tensor.form.layout.reduced
+        context.engine, context.shape = tensor.engine, tuple(tensor.shape)
+        refresh(tensor)
+        return tensor.part.view_as(tensor.part)
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> Any:
+        return from_local(gradient, context.layout, context.shape, context.engine), None
+
+
+# The stubs of torch do not type `apply`.
+redistribute: Callable[..., Any] = _Redistribute.apply
+from_local: Callable[..., Any] = _FromLocal.apply
+_to_local: Callable[..., Any] = _ToLocal.apply
+
+
+def gradient_in(gradient: ShardedTensor, layout: Layout) -> ShardedTensor:
+    """Redistributes `gradient`; differentiable if it is part of a graph (`create_graph`)."""
+    if not _is_in_graph(gradient):
+        return in_layout(gradient, layout)
+    differentiable: ShardedTensor = redistribute(gradient, layout, gradient.engine)
+    return differentiable
+
+
+def _is_in_graph(tensor: torch.Tensor) -> bool:
+    return torch.is_grad_enabled() and tensor.requires_grad
+
+
+def to_local(tensor: ShardedTensor, gradient_layout: Layout | None = None) -> torch.Tensor:
+    """Takes the local shard of `tensor`, sharing its memory.
+
+    The gradient has `gradient_layout`, by default that of `tensor`, reduced.
+    """
+    if _is_in_graph(tensor):
+        local: torch.Tensor = _to_local(tensor, gradient_layout)
+        return local
+    refresh(tensor)
+    return tensor.part
+
+
+def full_tensor(tensor: ShardedTensor, gradient_layout: Layout | None = None) -> torch.Tensor:
+    """All-gathers `tensor` as a plain one. All ranks call it together.
+
+    The gradient has `gradient_layout`; by default all ranks have the full, equal gradient.
+    """
+    layout = Layout.replicated(tensor.engine.world.mesh, tensor.ndim)
+    value = to_local(redistribute(tensor, layout, tensor.engine), gradient_layout)
+    return clone_if_cached(tensor, value)
+
 
 GRADIENTS = "all_reduce of gradients"
 _HOOK = "change gradients in train_step, after the backward pass"
@@ -121,7 +224,6 @@ class _RecordedSum:
 
     @classmethod
     def of(cls, gradient: ShardedTensor, recorder: Recorder) -> "_RecordedSum":
-        """Records the all-reduce of `gradient`."""
         part = gradient.part
         ((axis, _),) = gradient.form.layout.partial
         with recorder.paused():
@@ -131,11 +233,11 @@ class _RecordedSum:
         return cls(gradient, gradient.memory.writes, result)
 
     def is_of(self, gradient: object) -> bool:
-        """Returns whether `gradient` is the recorded one, and as it was."""
+        """Compares writes too: a hook may have changed the recorded gradient in place."""
         return gradient is self.gradient and gradient.memory.writes == self.writes
 
     def result_of(self, reduced: Any) -> Any:
-        """Returns the gradient, which a bucket has reduced, in the memory of the result."""
+        """Copies the gradient, which a bucket has reduced, into the memory of the result."""
         self.result.copy_(reduced.part)
         return reduced.engine.sharded(self.result, reduced.form.layout, reduced.form.shape)
 

@@ -1,24 +1,36 @@
-"""The plan of an operator for operands of certain forms: redistribute, compute, wrap."""
+"""Plans of operators by their sharding rules: redistribute, compute, wrap (ADR 23).
 
-from collections.abc import Iterator, Sequence
+A plan depends only on the forms of the operands and on numbers, so that one plan serves all equal
+calls.
+"""
+
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import attrs
 import torch
 
-from shardcore.adapters.engine import fallback, redistributed
+from shardcore.adapters.engine import redistribution
 from shardcore.adapters.engine.engine import Engine
-from shardcore.adapters.engine.plans.task import Compute, Order, Task, in_order
-from shardcore.adapters.engine.redistributed import Redistributed
-from shardcore.adapters.engine.redistribution import Redistribution
+from shardcore.adapters.engine.redistribution import Redistributed, Redistribution
+from shardcore.adapters.engine.task import (
+    Compute,
+    Operand,
+    Order,
+    Task,
+    in_order,
+    tensor_positions,
+    with_tensors,
+)
 from shardcore.adapters.engine.tensor import Form, ShardedTensor
-from shardcore.adapters.engine.writes import note_view
-from shardcore.adapters.torch_private import Kwargs, is_view, tree_leaves
-from shardcore.domain.engine.planner.call import PlacedTensor
+from shardcore.adapters.engine.writes import note_view, warn_fallback
+from shardcore.adapters.torch_private import Kwargs, Operator, is_view
+from shardcore.domain.engine.planner.call import PlacedTensor, Shapes
 from shardcore.domain.engine.planner.choice import Sharding, choose
-from shardcore.domain.layouts.derived_layouts import with_pending
-from shardcore.domain.layouts.layout import PartialAxes
+from shardcore.domain.engine.rules.rule import OperatorRule
+from shardcore.domain.layouts.derived_layouts import are_free, pending_in_results, with_pending
+from shardcore.domain.layouts.layout import Layout, PartialAxes
 from shardcore.domain.layouts.strides import strides_in
 
 # They copy what has gaps, or another order, in memory.
@@ -62,9 +74,7 @@ class Plan:
         self._stays = not any(move or uses_copy for _, move, uses_copy in self.uses)
         self._is_view = is_view(self.operator)
         # A view of an all-gathered weight repeats no work on the ranks.
-        task = self.task
-        moves_weights = task.of_weights and all(operand.form.weight for operand in task.operands)
-        self._falls_back = self.sharding.gathers and not moves_weights
+        self._falls_back = self.sharding.gathers and not self.task.makes_weights
 
     def run(
         self,
@@ -73,12 +83,12 @@ class Plan:
         kwargs: Kwargs | None = None,
         known: Sequence[Redistributed | None] = (),
     ) -> list[Any]:
-        """Returns the results of a call with `tensors`, whose forms are those of the plan.
+        """Runs the operator on `tensors`, whose forms are those of the plan.
 
         `known` has the redistributed copy of each tensor of the call, if there is one.
         """
         if self._falls_back:
-            fallback.warn_fallback(self.operator, [tensors[number] for number in self._numbers])
+            warn_fallback(self.operator, [tensors[number] for number in self._numbers])
         if self._stays:
             parts = [tensors[number].part for number in self._numbers]
         else:
@@ -86,11 +96,11 @@ class Plan:
             for number, move, uses_copy in self.uses:
                 copy = known[number] if uses_copy else None
                 tensor = copy.tensor if copy else tensors[number]
-                parts.append(
-                    tensor.part
-                    if move is None
-                    else redistribute_operand(tensor, move, self.sharding.replicates)
-                )
+                if move is not None:
+                    serves = self.sharding.replicates
+                    parts.append(redistribution.redistribute_operand(tensor, move, serves))
+                else:
+                    parts.append(tensor.part)
         compute = self.task.compute
         outputs = compute(parts) if compute else self._call(parts, args, kwargs)
         if self._results is None:
@@ -113,9 +123,8 @@ class Plan:
     def _call(
         self, parts: list[torch.Tensor], args: tuple[object, ...], kwargs: Kwargs | None
     ) -> Any:
-        """Runs the operator itself, with `parts` in the place of tensors."""
         if self._positions is None:
-            self._positions = _tensor_positions(args, kwargs)
+            self._positions = tensor_positions(args, kwargs)
         if self._positions:
             local_args = list(args)
             for position, part in zip(self._positions, parts, strict=True):
@@ -160,24 +169,20 @@ class Plan:
         assert part is not None
         layout = sharding.results[number]
         same = self.engine.wrap(part, self.engine.evolved(view.form, layout=layout), other.memory)
-        redistributed.note_copy(view, same, known.serves)
+        redistribution.note_copy(view, same, known.serves)
 
     def _first_results(self, outputs: Sequence[Any]) -> tuple[_Result | None, ...]:
         strides = self._strides_of_views() if self._is_view else None
-        ruled = len(self.task.rule.results)
+        rules = self.task.rule.results
         return tuple(
             None
-            if part is None or number >= ruled or self._is_unused(number, part)
+            # CUDA returns a buffer of `log_sigmoid` that it does not use: it is empty.
+            if part is None
+            or number >= len(rules)
+            or (part.shape == (0,) and len(rules[number].dims) != 1)
             else self._result(number, part, strides)
             for number, part in enumerate(outputs)
         )
-
-    def _is_unused(self, number: int, part: torch.Tensor) -> bool:
-        """Returns whether `part` is empty and has other dims than result `number` of the rule.
-
-        So a device returns a tensor that it does not use: CUDA the buffer of `log_sigmoid`.
-        """
-        return part.shape == (0,) and len(self.task.rule.results[number].dims) != 1
 
     def _result(
         self, number: int, part: torch.Tensor, strides: Sequence[tuple[int, ...]] | None
@@ -186,8 +191,9 @@ class Plan:
         shape = self.sharding.global_shape(task.rule.results[number], tuple(part.shape))
         if self.pending:
             layout = with_pending(layout, self.pending)
-        weight = task.of_weights and all(operand.form.weight for operand in task.operands)
-        form_of = partial(self.engine.form, shape, layout, part.dtype, part.device, weight=weight)
+        form_of = partial(
+            self.engine.form, shape, layout, part.dtype, part.device, weight=task.makes_weights
+        )
         if strides is not None:
             return _Result(form_of(strides=strides[number]), None, shares=self._stays)
         order = task.orders[number] if number < len(task.orders) else None
@@ -195,7 +201,7 @@ class Plan:
         return _Result(form_of(strides=in_order), order, shares=False)
 
     def _strides_of_views(self) -> Sequence[tuple[int, ...]] | None:
-        """Returns the strides of the views of the full tensor; None if the results are copies."""
+        """Computes the strides of the views of the full tensor; None if the results are copies."""
         form, compute = self.task.operands[0].form, self.task.compute
         assert compute is not None, "a view takes other numbers for a local shard"
         if self.operator in _RESHAPES and not form.is_contiguous and not form.repeats:
@@ -204,45 +210,87 @@ class Plan:
         return [tuple(view.stride()) for view in compute([full]) if view is not None]
 
 
-def _tensor_positions(args: tuple[object, ...], kwargs: Kwargs | None) -> tuple[int, ...]:
-    """Returns the positions of tensors in `args`; none if lists or `kwargs` have tensors too.
-
-    They are those of all calls of a plan: its key has the kinds of the arguments.
-    """
-    nested = [arg for arg in args if isinstance(arg, list | tuple)]
-    if any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves((nested, kwargs))):
-        return ()
-    return tuple(n for n, arg in enumerate(args) if isinstance(arg, torch.Tensor))
-
-
-def with_tensors(argument: object, others: Iterator[object]) -> Any:
-    """Returns an argument of an operator with `others` in the place of its tensors."""
-    if isinstance(argument, torch.Tensor):
-        return next(others)
-    if isinstance(argument, list | tuple):
-        return [with_tensors(nested, others) for nested in argument]
-    return argument
-
-
-def redistribute_operand(
-    tensor: ShardedTensor, move: Redistribution, serves: bool = False
-) -> torch.Tensor:
-    """Returns the local shard of `tensor` after `move`; a weight may come from the cache.
-
-    `serves` says whether products read the redistributed copy from now on.
-    """
-    engine: Engine = tensor.engine
-    part: torch.Tensor = tensor.part
-    if tensor.form.weight:
-        return engine.unsharded.get(tensor.memory, part, move, engine)
-    shard = move.run(part, engine)
-    # A move that ignores pending reductions leaves them to the result.
-    if move.form is tensor.form and not move.target.partial:
-        same = engine.wrap(shard, engine.evolved(tensor.form, layout=move.target))
-        redistributed.note_copy(tensor, same, serves)
-    return shard
-
-
 def _one_of(compute: Compute, number: int, tensor: torch.Tensor) -> torch.Tensor:
     view: torch.Tensor = compute([tensor])[number]
     return view
+
+
+def plan_task(operator: Operator, task: Task, engine: Engine) -> Plan:
+    """Chooses the cheapest sharding by the rule, and plans the redistribution of the operands."""
+    forms = task.forms
+    layouts = [form.layout for form in forms]
+    pending = pending_in_results(layouts, task.linear_in, task.adds)
+    given = [_reduced(form, engine) for form in forms] if pending else forms
+    sharding = _sharding(task, given, engine)
+    if not are_free((*sharding.operands, *sharding.results), pending):
+        pending = ()
+        sharding = _sharding(task, forms, engine)
+    uses = tuple(
+        _use(task, position, form, target, pending, engine)
+        for position, (form, target) in enumerate(zip(forms, sharding.operands, strict=True))
+    )
+    if task.over is not None:
+        task = attrs.evolve(task, compute=task.over(engine, sharding))
+    return Plan(operator, engine, task, uses, sharding, pending)
+
+
+def _use(
+    task: Task, position: int, form: Form, target: Layout, pending: PartialAxes, engine: Engine
+) -> tuple[int, Redistribution | None, bool]:
+    """Plans the use of the operand at `position`; see `Plan.uses`."""
+    operand, source = task.operands[position], form
+    if position in task.adds:
+        # A partial operand stays as it is; only another one becomes zeros on other ranks.
+        target = with_pending(target, pending) if pending else target
+    elif pending:
+        source = _reduced(form, engine)
+    move = _move(source, target, engine)
+    # An operand that stays partial is not replaced by its reduced copy.
+    stays = target.partial or (pending and operand.form.layout.partial)
+    copy = operand.other
+    if copy is not None and (copy is form or (move is not None and not stays)):
+        return operand.number, _move(copy, target, engine), True
+    return operand.number, move, False
+
+
+def _reduced(form: Form, engine: Engine) -> Form:
+    return engine.evolved(form, layout=form.layout.reduced)
+
+
+def run_rule(
+    operator: Operator,
+    rule: OperatorRule,
+    tensors: Sequence[torch.Tensor],
+    compute: Compute,
+    result_shapes: Shapes = (),
+) -> list[Any]:
+    """Runs `compute` on the local shards of `tensors`, sharded by `rule`; see `Task`."""
+    engine: Engine = next(tensor.engine for tensor in tensors if isinstance(tensor, ShardedTensor))
+    sharded = [engine.as_sharded(tensor) for tensor in tensors]
+    operands = [Operand(tensor.form, number) for number, tensor in enumerate(sharded)]
+    return plan_task(operator, Task(rule, operands, compute, result_shapes), engine).run(sharded)
+
+
+def _move(form: Form, layout: Layout, engine: Engine) -> Redistribution | None:
+    """Has a weight serve its transpose too, with a cache per step.
+
+    Else the backward pass all-gathers it again: the cache does not hold it until then.
+    """
+    held = form.weight and engine.unsharded.holds_steps
+    return (Redistribution.of_weight if held else Redistribution.to)(form, layout, engine)
+
+
+def _sharding(task: Task, forms: Sequence[Form], engine: Engine) -> Sharding:
+    if task.layouts is not None:
+        return task.layouts
+    if engine.gathers and not all(form.weight or not form.ndim for form in forms):
+        gathered = partial(Layout.replicated, engine.world.mesh)
+        forms = [
+            engine.evolved(form, layout=gathered(form.ndim)) if form.weight else form
+            for form in forms
+        ]
+    operands = zip(task.operands, forms, strict=True)
+    placed = tuple(operand.placed(form) for operand, form in operands)
+    if task.ring is not None:
+        return task.ring.sharding(task.rule, placed, engine.costs)
+    return choose(task.rule, placed, task.result_shapes, task.scales, engine.costs)

@@ -8,10 +8,10 @@ import torch.distributed as dist
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.engine import dispatch
-from shardcore.adapters.engine.differentiable import full_tensor, to_local
+from shardcore.adapters.engine.autograd import full_tensor, to_local
 from shardcore.adapters.engine.engine import Engine
+from shardcore.adapters.engine.host_access import HostAccess
 from shardcore.adapters.engine.tensor import Form
-from shardcore.adapters.engine.tensor_classes.host_access import HostAccess
 from shardcore.adapters.torch_private import Args, Kwargs, Operator
 from shardcore.domain.layouts.placements import Placement
 from shardcore.ports.world import World
@@ -39,11 +39,11 @@ class LocalShardTensor(HostAccess, torch.Tensor):
         return self.form.layout.placements
 
     def to_local(self) -> torch.Tensor:
-        """Returns the local shard, sharing the memory of this tensor; differentiable."""
+        """Takes the local shard, sharing the memory of this tensor; differentiable."""
         return to_local(self)
 
     def full_tensor(self) -> torch.Tensor:
-        """Returns the full tensor as a plain one; differentiable. All ranks call it together."""
+        """All-gathers a plain tensor; differentiable. All ranks call it together."""
         return full_tensor(self)
 
 
@@ -55,12 +55,12 @@ class LocalShards:
 
     @classmethod
     def over(cls, _world: World, _groups: "Mapping[str, dist.ProcessGroup]") -> "LocalShards":
-        """Returns the classes, which are the same over every mesh."""
+        """Ignores mesh and groups: the classes are the same over every mesh."""
         return cls()
 
     def kind(self, _form: Form) -> type[torch.Tensor]:
-        """Returns the class of all sharded tensors."""
+        """Chooses one class for all forms."""
         return LocalShardTensor
 
     def adopt(self, engine: Engine, tensor: torch.Tensor) -> None:
-        """Returns None: every other tensor is plain."""
+        """Adopts none: every other tensor is plain."""

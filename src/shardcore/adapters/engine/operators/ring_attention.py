@@ -15,10 +15,10 @@ import attrs
 import torch
 
 from shardcore.adapters.engine.engine import Engine
-from shardcore.adapters.engine.operators.attention.call import AttentionCall
+from shardcore.adapters.engine.operators.attention_call import AttentionCall
 from shardcore.adapters.engine.operators.composed import precise
-from shardcore.adapters.engine.plans.task import Parts
 from shardcore.adapters.engine.redistribution_steps import wait
+from shardcore.adapters.engine.task import Parts
 from shardcore.adapters.engine.tensor import Form
 from shardcore.adapters.ranks.job.threads import check_thread
 from shardcore.adapters.torch_private import collectives, without_results
@@ -62,7 +62,7 @@ class RingExchange:
         return self.layout.chunk_sizes(dim, self.form.shape[dim])
 
     def owner(self, hop: int) -> int:
-        """Returns the coordinate of the rank whose part is here after `hop` hops."""
+        """Finds the coordinate of the rank whose part is here after `hop` hops."""
         return (self.coordinate - hop) % self.count
 
     def rotate(self, part: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
@@ -125,7 +125,7 @@ class _PartialAttention:
     others: Sequence[Any]  # torch's other results
 
     def merge(self, other: "_PartialAttention") -> "_PartialAttention":
-        """Returns the attention to the keys of both."""
+        """Weights both outputs by their sums of powers."""
         top = torch.maximum(self.sums, other.sums)
         base = top.masked_fill(top == -math.inf, 0)
         weights = []
@@ -154,7 +154,7 @@ class RingAttention:
     striped: bool
 
     def forward(self, parts: Parts) -> Sequence[Any]:
-        """Returns the results for query, key, value, and a mask if there is one."""
+        """Computes the results for query, key, value, and a mask if there is one."""
         query, key, value, *masks = parts
         attended: _PartialAttention | None = None
         for owner, (keys, values) in self.exchange.rotate(torch.stack([key, value])):
@@ -169,7 +169,7 @@ class RingAttention:
         return attended.output.to(query.dtype), sums, *attended.others
 
     def backward(self, parts: Parts) -> Sequence[Any]:
-        """Returns the gradients of query, key and value, and none of a mask."""
+        """Computes the gradients of query, key and value, and none of a mask."""
         gradient, query, key, value, output, sums, *rest = parts
         masks, states = (rest[:1], rest[1:]) if self.call.mask else ([], rest)
         total = torch.zeros_like(precise(query))
@@ -205,7 +205,7 @@ class RingAttention:
         return visible if length > 0 and query.shape[2] else "none"
 
     def _of_owner(self, masks: Sequence[torch.Tensor], owner: int) -> torch.Tensor | None:
-        """Returns the columns of the mask for the keys of `owner`; None without a mask."""
+        """Selects the columns of the mask for the keys of `owner`; None without a mask."""
         sizes = self.exchange.sizes
         return masks[0].narrow(3, sum(sizes[:owner]), sizes[owner]) if masks else None
 

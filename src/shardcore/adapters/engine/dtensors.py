@@ -10,11 +10,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from shardcore.adapters.engine import differentiable
+from shardcore.adapters.engine import autograd
 from shardcore.adapters.engine.engine import Engine
+from shardcore.adapters.engine.host_access import HostAccess
+from shardcore.adapters.engine.local_shards import LocalShardTensor
 from shardcore.adapters.engine.tensor import Form
-from shardcore.adapters.engine.tensor_classes.host_access import HostAccess
-from shardcore.adapters.engine.tensor_classes.local_shards import LocalShardTensor
 from shardcore.adapters.torch_private.dtensor import DTensorSpec, GivenDTensor, TensorMeta
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.layouts import placements as domain
@@ -40,12 +40,12 @@ class ShardedDTensor(HostAccess, GivenDTensor):
         return cast(DTensors, self.engine.classes).spec(self.form)
 
     def to_local(self, *, grad_placements: Sequence[Placement] | None = None) -> torch.Tensor:
-        """Returns the local shard, sharing the memory of this tensor; differentiable."""
-        return differentiable.to_local(self, self._layout_of(grad_placements))
+        """Takes the local shard, sharing the memory of this tensor; differentiable."""
+        return autograd.to_local(self, self._layout_of(grad_placements))
 
     def full_tensor(self, *, grad_placements: Sequence[Placement] | None = None) -> torch.Tensor:
-        """Returns the full tensor as a plain one; differentiable. All ranks call it together."""
-        return differentiable.full_tensor(self, self._layout_of(grad_placements))
+        """All-gathers a plain tensor; differentiable. All ranks call it together."""
+        return autograd.full_tensor(self, self._layout_of(grad_placements))
 
     def redistribute(
         self,
@@ -56,7 +56,7 @@ class ShardedDTensor(HostAccess, GivenDTensor):
         forward_dtype: torch.dtype | None = None,
         backward_dtype: torch.dtype | None = None,
     ) -> "ShardedDTensor":
-        """Returns this tensor in other placements; differentiable. All ranks call it together.
+        """Redistributes this tensor; differentiable. All ranks call it together.
 
         The collectives are always waited for, whatever `async_op` is. The mesh must be that of this
         tensor, and `backward_dtype` is refused.
@@ -74,7 +74,7 @@ class ShardedDTensor(HostAccess, GivenDTensor):
                 f"{self.device_mesh}."
             )
         tensor = self if forward_dtype is None else self.to(forward_dtype)
-        return cast(ShardedDTensor, differentiable.redistribute(tensor, layout, self.engine))
+        return cast(ShardedDTensor, autograd.redistribute(tensor, layout, self.engine))
 
     def _layout_of(self, placements: Sequence[Placement] | None) -> Layout | None:
         return None if placements is None else layout_of(self.engine.world, placements, self.ndim)
@@ -89,18 +89,18 @@ class DTensors:
 
     @classmethod
     def over(cls, world: World, groups: Mapping[str, dist.ProcessGroup]) -> "DTensors":
-        """Returns the classes over the mesh of `world`, with the process group of each axis."""
+        """Makes a torch mesh of the process groups of the axes of `world`."""
         ranks = torch.tensor(world.processes).reshape(world.mesh.shape)
         names = world.mesh.axis_names
         of_axes = [groups[axis] for axis in names]
         return cls(DeviceMesh.from_group(of_axes, world.device_type, ranks, mesh_dim_names=names))
 
     def kind(self, form: Form) -> type[torch.Tensor]:
-        """Returns the class of sharded tensors of `form`: a DTensor if placements describe it."""
+        """Chooses a DTensor if placements alone describe `form`."""
         return ShardedDTensor if form.has_placements else LocalShardTensor
 
     def adopt(self, engine: Engine, tensor: torch.Tensor) -> Any:
-        """Returns a DTensor on this mesh as a sharded tensor, which shares its memory."""
+        """Converts a DTensor on this mesh to a sharded tensor, which shares its memory."""
         if not isinstance(tensor, DTensor):
             return None
         if tensor.device_mesh != self.mesh:
@@ -115,7 +115,7 @@ class DTensors:
         return engine.wrap(part, engine.form(shape, layout, part.dtype, part.device, strides))
 
     def spec(self, form: Form) -> DTensorSpec:
-        """Returns the spec of a DTensor for a tensor of `form`."""
+        """Looks up the one spec for all tensors of `form`."""
         spec = self._specs.get(form)
         if spec is None:
             meta = TensorMeta(torch.Size(form.shape), form.strides, form.dtype)
@@ -125,7 +125,7 @@ class DTensors:
 
 
 def to_torch(placement: domain.Placement) -> Placement:
-    """Returns the DTensor placement of the same meaning."""
+    """Converts a placement to that of DTensor."""
     match placement:
         case domain.Shard(dim):
             return Shard(dim)
@@ -136,7 +136,7 @@ def to_torch(placement: domain.Placement) -> Placement:
 
 
 def layout_of(world: World, placements: Sequence[Placement], ndim: int) -> Layout:
-    """Returns the layout of DTensor placements."""
+    """Converts DTensor placements, one per mesh axis, to a layout."""
     return Layout.from_placements(world.mesh, map(_from_torch, placements), ndim)
 
 

@@ -9,7 +9,7 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.trace.source_line import SourceLine
+from shardcore.adapters.capture.source_line import SourceLine
 from shardcore.ports.capture import RecordedSum, RecordedSums
 
 
@@ -29,7 +29,7 @@ class Value:
 
 @cache
 def numbered(number: int) -> Value:
-    """Returns the value with this number, the same object each time."""
+    """Looks up the one value with this number."""
     return Value(number)
 
 
@@ -61,7 +61,7 @@ class Form:
 
     @classmethod
     def of(cls, thing: Any) -> "Form | None":
-        """Returns the form of a tensor; None for a generator."""
+        """Reads the form of a tensor; None for a generator."""
         if not isinstance(thing, torch.Tensor):
             return None
         return cls(tuple(thing.shape), thing.dtype, thing.device, thing.stride())
@@ -211,7 +211,7 @@ class Trace:
     donated: int = 0
 
     def __str__(self) -> str:
-        """Returns a line for each call: its operands, the forms of its results, its source line."""
+        """Writes a line for each call: its operands, the forms of its results, its source line."""
         lines = [f"inputs {self.inputs}, from outside {[*map(numbered, self.outside)]}"]
         for call in self.calls:
             forms = ", ".join(str(self.forms[value.number]) for value in call.results)
@@ -242,39 +242,39 @@ class Trace:
         return value
 
     def form(self, value: Value) -> Form:
-        """Returns the form of a tensor."""
+        """Looks up the form of a tensor; a generator has none."""
         form = self.forms[value.number]
         assert form is not None, f"{value} is a generator"
         return form
 
     def memories(self, values: Iterable[Value]) -> set[int]:
-        """Returns the memories of `values`."""
+        """Looks up the numbers of the values that own the memory: views share one."""
         return {self.memory[value.number] for value in values}
 
     def reads_of(self, call: Call) -> set[int]:
-        """Returns the memories that `call` reads."""
+        """Lists the memories of the operands of `call`."""
         return self.memories(call.operands)
 
     def writes_of(self, call: Call) -> set[int]:
-        """Returns the memories that `call` writes into, those of its results among them."""
+        """Lists the memories that `call` writes into, those of its results among them."""
         return self.memories((*call.results, *call.writes))
 
     def overwritten(self) -> set[int]:
-        """Returns the memories that calls write into in place."""
+        """Lists the memories that calls write into in place."""
         return self.memories(value for call in self.calls for value in call.writes)
 
     def given(self) -> set[int]:
-        """Returns the memories of the batch and of the tensors from outside."""
+        """Lists the memories of the batch and of the tensors from outside."""
         return self.memories((*self.inputs, *map(numbered, self.outside)))
 
     def with_calls(self, calls: Iterable[Call]) -> "Trace":
-        """Returns the same step with other calls."""
+        """Copies the step with other calls, to which a pass may add values."""
         return attrs.evolve(
             self, calls=list(calls), memory=list(self.memory), forms=list(self.forms)
         )
 
     def share(self, names: Mapping[Value, Value]) -> None:
-        """Gives each value, and all that shares its memory, the memory of the other one."""
+        """Moves each value, and all that shares its memory, into the memory of the other one."""
         owners: dict[int, int] = {}
 
         def owner(memory: int) -> int:
@@ -290,12 +290,7 @@ class Trace:
 
 
 def values(nest: Any) -> tuple[Value, ...]:
-    """Returns the values in `nest`, those of its numbers among them."""
+    """Lists the values in `nest`, those of its numbers among them."""
     leaves = torch_private.tree_leaves(nest)
-    return tuple(
-        [
-            leaf.value if isinstance(leaf, Number) else leaf
-            for leaf in leaves
-            if isinstance(leaf, Value | Number)
-        ]
-    )
+    operands = [leaf for leaf in leaves if isinstance(leaf, Value | Number)]
+    return tuple([leaf.value if isinstance(leaf, Number) else leaf for leaf in operands])

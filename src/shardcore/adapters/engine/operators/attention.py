@@ -6,24 +6,15 @@ from typing import Any
 import torch
 
 from shardcore.adapters.engine.engine import Engine
-from shardcore.adapters.engine.operators.attention.call import AttentionCall
-from shardcore.adapters.engine.operators.attention.ring import RingAttention, RingExchange
-from shardcore.adapters.engine.plans.task import (
-    Compute,
-    Handler,
-    Operand,
-    Operator,
-    Order,
-    Parts,
-    Planner,
-    Task,
-    order_of,
-)
-from shardcore.adapters.torch_private import unnamed_operators
+from shardcore.adapters.engine.operators.attention_call import AttentionCall
+from shardcore.adapters.engine.operators.ring_attention import RingAttention, RingExchange
+from shardcore.adapters.engine.task import Compute, Handler, Operand, Parts, Planner, Task, order_of
+from shardcore.adapters.torch_private import Operator, unnamed_operators
 from shardcore.domain.engine.planner.choice import Sharding
 from shardcore.domain.engine.planner.ring import Ring
 from shardcore.domain.engine.rules import layers
 from shardcore.domain.engine.rules.rule import OperatorRule
+from shardcore.domain.layouts.strides import Order
 
 # The factors of the lengths, which only a ring shards, and the dim that has them.
 _LENGTHS = frozenset({"q", "k"})
@@ -37,7 +28,6 @@ _BY_LENGTH = {
 
 
 def _forward(operator: Operator, *args: object, **kwargs: object) -> Task | Handler | None:
-    """Plans an attention."""
     call = AttentionCall.of(operator, args, kwargs)
     if not call.can_be_sharded:
         return None
@@ -55,7 +45,6 @@ def _forward(operator: Operator, *args: object, **kwargs: object) -> Task | Hand
 
 
 def _backward(operator: Operator, *args: object, **kwargs: object) -> Task | Handler | None:
-    """Plans the gradient of an attention."""
     call = AttentionCall.of(operator, args, kwargs)
     if not call.can_be_sharded:
         return None
@@ -84,7 +73,7 @@ def _task(
     compute: Compute,
     in_ring: Callable[[RingAttention], Compute],
 ) -> Task:
-    """Returns the task of `call` by its rule; in a ring it runs `in_ring`, else `compute`."""
+    """Plans `call` by its rule; in a ring it runs `in_ring`, else `compute`."""
     ring = _ring(call)
     if ring is None:
         return Task(rule.without(_LENGTHS), operands, compute, orders=orders)
@@ -99,7 +88,6 @@ def _task(
 
 
 def _orders(operator: Operator, operands: Sequence[Operand]) -> list[Order | None]:
-    """Returns the orders in memory of results that are like `operands`."""
     return [(0, 2, 1, 3) if operator in _BY_LENGTH else order_of(operand) for operand in operands]
 
 
@@ -109,7 +97,7 @@ def _dims(call: AttentionCall) -> tuple[str, str | None]:
 
 
 def _ring(call: AttentionCall) -> Ring | None:
-    """Returns the ring, if one axis alone shards the lengths of query, key and value."""
+    """Finds the ring, if one axis alone shards the lengths of query, key and value."""
     query, key, _ = call.inputs
     layouts = [operand.form.layout for operand in call.inputs]
     ring = Ring.of(layouts, _LENGTH, _LENGTHS, causal=call.causal)

@@ -1,7 +1,7 @@
 """The task of the planner: an operator's operands, without values, and its sharding rule."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, TypeVar
 
@@ -9,11 +9,11 @@ import attrs
 import torch
 
 from shardcore.adapters.engine.engine import Engine
-from shardcore.adapters.engine.redistributed import Redistributed
+from shardcore.adapters.engine.redistribution import Redistributed
 from shardcore.adapters.engine.tensor import Form
+from shardcore.adapters.torch_private import Kwargs, aten_name, is_view, tree_leaves
 from shardcore.adapters.torch_private import Operator as Operator
-from shardcore.adapters.torch_private import aten_name, is_view
-from shardcore.domain.engine.planner.call import Shapes
+from shardcore.domain.engine.planner.call import PlacedTensor, Shapes
 from shardcore.domain.engine.planner.choice import Sharding
 from shardcore.domain.engine.planner.ring import Ring
 from shardcore.domain.engine.rules.rule import OperatorRule
@@ -51,8 +51,15 @@ class Operand:
         return self.form.dtype
 
     def is_sharded(self, dim: int) -> bool:
-        """Returns whether several ranks shard `dim`."""
+        """Counts ranks: an axis of one rank shards nothing."""
         return self.ndim > 0 and prod(self.form.layout.ranks(dim % self.ndim)) > 1
+
+    def placed(self, form: Form) -> PlacedTensor:
+        """Converts `form`, of the operand or of its copy, for the planner."""
+        other = None if self.other is None else self.other.layout
+        return PlacedTensor(
+            form.shape, form.layout, form.dtype.itemsize, form.weight, other, form.repeats
+        )
 
     def numel(self) -> int:
         """The number of elements of the full tensor."""
@@ -60,7 +67,7 @@ class Operand:
 
 
 def operand(operator: Operator, form: Form, number: int, known: Redistributed | None) -> Operand:
-    """Returns an operand of `operator`; a partial one as its reduced copy, if it has one."""
+    """Replaces a partial operand of `operator` by its reduced copy, if it has one."""
     if known is None:
         return Operand(form, number)
     other = known.tensor.form
@@ -99,6 +106,21 @@ class Task:
     # Makes `compute` for a sharding, if it depends on that.
     over: Callable[[Engine, Sharding], Compute] | None = None
 
+    @property
+    def forms(self) -> list[Form]:
+        """The forms of the operands; a product reads redistributed copies of some."""
+        sums = any(self.rule.sums(result) for result in self.rule.results)
+        is_product = sums and len(self.operands) > 1
+        return [
+            operand.other if is_product and operand.serves and operand.other else operand.form
+            for operand in self.operands
+        ]
+
+    @property
+    def makes_weights(self) -> bool:
+        """Whether its results count as weights: views and casts of weights alone."""
+        return self.of_weights and all(operand.form.weight for operand in self.operands)
+
 
 # Takes the arguments of a handler, with an `Operand` in the place of each tensor. Returns the task
 # of the operator, or the handler that runs it, or None if it runs on full operands.
@@ -108,7 +130,7 @@ _Entry = TypeVar("_Entry")
 
 
 def by_operator(entries: Mapping[str, _Entry]) -> dict[Any, _Entry]:
-    """Returns the entries by operator; a key has the names of several: "max max.dim"."""
+    """Looks up operators by name; a key has the names of several: "max max.dim"."""
     return {
         getattr(getattr(torch.ops.aten, packet), overload or "default"): entry
         for names, entry in entries.items()
@@ -117,14 +139,14 @@ def by_operator(entries: Mapping[str, _Entry]) -> dict[Any, _Entry]:
 
 
 def dims_of_plane(operator: Operator) -> int:
-    """Returns the number of dims of the planes of `operator`: 2 for "avg_pool2d"."""
+    """Reads the number of dims of the planes from the name: 2 for "avg_pool2d"."""
     match = re.search(r"(\d)d", aten_name(operator))
     assert match is not None, "an operator on planes has a name with their dims"
     return int(match[1])
 
 
 def order_of(operand: Operand) -> Order | None:
-    """Returns the dims of `operand`, outermost in memory first; None if contiguous, or with gaps.
+    """Lists the dims of `operand`, outermost in memory first; None if contiguous, or with gaps.
 
     An operator on images returns its result in the order of its operand, as in torch.
     """
@@ -136,7 +158,27 @@ def order_of(operand: Operand) -> Order | None:
 
 
 def in_order(part: torch.Tensor, order: Order | None) -> torch.Tensor:
-    """Returns `part` without gaps, its dims in memory in `order`."""
+    """Copies `part` if it has gaps, or its dims in memory are not in `order`."""
     if order is None:
         return part.contiguous()
     return part.permute(order).contiguous().permute(inverse(order))
+
+
+def tensor_positions(args: tuple[object, ...], kwargs: Kwargs | None) -> tuple[int, ...]:
+    """Finds the tensors in `args`; none if lists or `kwargs` have tensors too.
+
+    They are those of all calls of a plan: its key has the kinds of the arguments.
+    """
+    nested = [arg for arg in args if isinstance(arg, list | tuple)]
+    if any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves((nested, kwargs))):
+        return ()
+    return tuple(n for n, arg in enumerate(args) if isinstance(arg, torch.Tensor))
+
+
+def with_tensors(argument: object, others: Iterator[object]) -> Any:
+    """Replaces the tensors in an argument of an operator by the next `others`."""
+    if isinstance(argument, torch.Tensor):
+        return next(others)
+    if isinstance(argument, list | tuple):
+        return [with_tensors(nested, others) for nested in argument]
+    return argument

@@ -11,7 +11,7 @@ from typing import Any, Self
 import attrs
 import torch
 
-from shardcore.adapters.engine.plans.task import Operand, Operator
+from shardcore.adapters.engine.task import Operand, Operator
 from shardcore.adapters.torch_private import Args, Kwargs, arguments_of, unnamed_operators
 
 # torch 2.13: the efficient operators read rows of masks, and sums, in blocks of as many elements.
@@ -38,7 +38,7 @@ class AttentionCall:
 
     @classmethod
     def of(cls, operator: Operator, args: Args, kwargs: Kwargs) -> Self:
-        """Returns the call of `operator` with these arguments."""
+        """Names the arguments, and adds those with default values."""
         return cls(operator, arguments_of(operator, args, kwargs))
 
     @property
@@ -79,7 +79,7 @@ class AttentionCall:
         return self.arguments.get(self.mask_name)
 
     def attends_to_no_key(self, mask: torch.Tensor) -> torch.Tensor:
-        """Returns for each row of `mask` whether the operator attends to no key: its sum is 0 then.
+        """Finds the rows of `mask` whose query attends to no key: its sum is 0 then.
 
         Where all keys have another large negative number, it attends to all of them alike.
         """
@@ -107,7 +107,7 @@ class AttentionCall:
         *,
         causal: bool,
     ) -> tuple[Any, ...]:
-        """Returns the output, its sums as (batch, heads, length), and torch's other results."""
+        """Computes the output, its sums as (batch, heads, length), and torch's other results."""
         inputs = {"query": query, "key": key, "value": value}
         output, sums, *others = self._run(inputs, mask, causal)
         if sums.shape != query.shape[:3]:
@@ -122,7 +122,7 @@ class AttentionCall:
         *,
         causal: bool,
     ) -> Sequence[Any]:
-        """Returns the gradients of query, key, value and mask; None for a mask without one.
+        """Computes the gradients of query, key, value and mask; None for a mask without one.
 
         The operands are the gradient of the output, query, key, value, output and sums.
         """
@@ -150,7 +150,7 @@ class AttentionCall:
         )
 
     def _given(self, sums: torch.Tensor) -> torch.Tensor:
-        """Returns `sums`, of (batch, heads, length), in the form that the gradient takes."""
+        """Converts `sums`, of (batch, heads, length), to the form that the gradient takes."""
         if self.operator is unnamed_operators.CUDNN_ATTENTION_BACKWARD:
             return sums.unsqueeze(-1)
         if self.operator not in _EFFICIENT:
@@ -160,7 +160,7 @@ class AttentionCall:
 
 
 def _in_blocks(mask: torch.Tensor) -> torch.Tensor:
-    """Returns `mask` with rows that begin at multiples of a block, as the operator takes them."""
+    """Pads `mask` so that its rows begin at multiples of a block, as the operator takes them."""
     *outer, inner = mask.stride()
     starts = (mask.storage_offset(), *outer)
     if inner == 1 and not any(start % _MASK_BLOCK for start in starts):

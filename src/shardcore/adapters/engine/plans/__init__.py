@@ -1,1 +1,0 @@
-"""Plans of operators for operands of certain forms: import `plan_task`, `run_rule` and `Task`."""

@@ -1,1 +1,0 @@
-"""The tensor classes of the strategies: import `DTensors` or `LocalShards`."""
