@@ -56,12 +56,12 @@ def _become_rank(
         notebook: The number of the process with which this one ends.
         environment: The variables of the rank.
     """
-    from shardcore.adapters.ranks.launch import engine_rank
+    from shardcore.adapters.ranks.launch import engines
 
     os.environ.update(environment)
     installation = bootstrap.install(strategy, options)
     installation.processes.initialize()
-    engine_rank.follow_cells(installation.processes)
-    engine_rank.end_with(notebook)
+    engines.follow_cells(installation.processes)
+    engines.end_with(notebook)
     status = bootstrap.status()
     return status.devices[status.rank]

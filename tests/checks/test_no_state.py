@@ -23,7 +23,8 @@ PURE = ("domain/", "policies/")
 ALLOWED = {
     "bootstrap/__init__.py: global _installed": "the installation",
     "bootstrap/environment.py: os.environ": "KERAS_BACKEND, which uninstall() unsets",
-    "adapters/ranks/job/forked_ranks.py: os.environ": "of a rank, or of a short-lived one",
+    "adapters/ranks/job/forked_ranks.py: os.environ": "of a rank",
+    "adapters/ranks/launch/new_ranks.py: os.environ": "of a process that tries whether it can fork",
     "callback_api.py: environment.choose_backend() as it is imported": "its class is one of Keras",
     "engines_api.py: os.environ": "of a rank, in its own process",
     "bootstrap/ranks/sending.py: os.environ": "of a rank, in its own process",

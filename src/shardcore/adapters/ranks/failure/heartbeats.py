@@ -12,8 +12,7 @@ from attrs import asdict
 
 from shardcore.adapters.ranks.failure.main_thread import ThreadState
 from shardcore.adapters.ranks.failure.neighbours import Neighbours
-from shardcore.adapters.ranks.failure.requests import within
-from shardcore.adapters.ranks.failure.store import describe_host
+from shardcore.adapters.ranks.failure.store import describe_host, within
 from shardcore.adapters.ranks.job import exchange, process_group
 from shardcore.adapters.ranks.job.signed_store import SignedStore
 from shardcore.domain.errors import RankMismatchError, ShardcoreError, text_of
@@ -41,7 +40,7 @@ def look(
 ) -> Observation:
     """Looks at the heartbeats of ranks for a few seconds, less if no more is to be seen."""
     between = min(_SILENT_SECONDS, _LOOK_SECONDS * max(1.0, len(ranks) / 100))
-    before = _last(store, ranks)
+    before = _last_heartbeats(store, ranks)
     statuses = store.find_all([f"place/{rank}" for rank in ranks])
     by_rank = zip(ranks, statuses, strict=True)
     ended = tuple(rank for rank, status in by_rank if status == exchange.ENDED.encode())
@@ -53,7 +52,7 @@ def look(
     ):
         time.sleep(between)
         if not is_enough():  # then the store may be gone
-            after = _last(store, ranks)
+            after = _last_heartbeats(store, ranks)
     return Observation(before, after, ended)
 
 
@@ -71,12 +70,12 @@ def describe_awaited(connect: Callable[[], SignedStore]) -> str:
 
 
 def others() -> list[int]:
-    """Returns all ranks but this one."""
+    """Lists all ranks but this one."""
     return [rank for rank in range(process_group.world_size()) if rank != process_group.rank()]
 
 
 def timed_out(error: Exception, collective: str) -> RankMismatchError | None:
-    """Returns the error of a rank that waited in vain in `collective`; None for another `error`."""
+    """Builds the error of a rank that waited in vain in `collective`; None for another `error`."""
     text = text_of(error).lower()
     if "gloo" not in text or "timed out" not in text or process_group.is_simulated():
         return None
@@ -88,7 +87,7 @@ def timed_out(error: Exception, collective: str) -> RankMismatchError | None:
 
 
 def waited_in_graph() -> RankMismatchError:
-    """Returns the error of this rank, whose CUDA graph has waited for others until the timeout.
+    """Builds the error of this rank, whose CUDA graph has waited for others until the timeout.
 
     Ranks that wait for a GPU are in no collective of torch, so it is not known who is late.
     """
@@ -107,7 +106,7 @@ def unmatched(
     ended: Sequence[int] = (),
     is_enough: Callable[[], bool] = lambda: False,
 ) -> str:
-    """Returns for whom this rank waited in vain in a collective, as a predicate; or nothing.
+    """Describes for whom this rank waited in vain in a collective, as a predicate; or nothing.
 
     Args:
         error: An error; of any but gloo's, and those of shardcore, it is known what happened.
@@ -133,8 +132,7 @@ def unmatched(
     )
 
 
-def _last(store: SignedStore, ranks: Sequence[int]) -> dict[int, Heartbeat | None]:
-    """Returns the last heartbeat of each rank."""
+def _last_heartbeats(store: SignedStore, ranks: Sequence[int]) -> dict[int, Heartbeat | None]:
     texts = store.find_all([f"heartbeat/{rank}" for rank in ranks])
     beats = (None if text is None else Heartbeat(**json.loads(text)) for text in texts)
     return dict(zip(ranks, beats, strict=True))

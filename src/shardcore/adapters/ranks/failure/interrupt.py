@@ -98,7 +98,7 @@ class Interrupt:
             sys.unraisablehook = self._previous_hook
 
     def reset_in_child(self, numbers: tuple[int, ...]) -> None:
-        """Gives this forked process the default actions of signals that are handled here."""
+        """Restores, in a forked process, the default actions of signals that are handled here."""
         for number in numbers:
             if signal.getsignal(number) == self._handle:
                 signal.signal(number, signal.SIG_DFL)
@@ -149,7 +149,7 @@ class Interrupt:
 
 
 def _reset_in_children(interrupt: Interrupt, numbers: tuple[int, ...]) -> None:
-    """Gives processes that are forked from now on the default actions of `numbers`.
+    """Restores the default actions of `numbers` in processes that are forked from now on.
 
     A handler that they inherit would lose a signal that comes before their state is ready. So the
     signals are blocked from the fork until the child has its actions. Python keeps these functions

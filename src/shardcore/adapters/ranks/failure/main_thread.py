@@ -48,14 +48,14 @@ class ThreadState:
     line: str
 
     def __str__(self) -> str:
-        """Returns where it waits, as a predicate; empty while it moves."""
+        """Describes where it waits, as a predicate; empty while it moves."""
         if not self.waits or self.seconds < STAY_SECONDS:
             return ""
         return f"{_WAITS} ({self.line})"
 
 
 def is_in_collective(status: str) -> bool:
-    """Returns whether a rank with this status waits in a collective."""
+    """Tells by its status whether a rank waits in a collective."""
     return status.startswith(_WAITS)
 
 
@@ -67,7 +67,7 @@ class MainThread:
     _since: float = attrs.field(default=0.0, init=False)
 
     def look(self) -> ThreadState:
-        """Returns the state of the main thread now."""
+        """Looks at the main thread once: at its line, and since when it has been there."""
         main = threading.main_thread().ident or 0
         # Nothing keeps the dict: with this frame in it, it would keep the tensors of all frames.
         frame = sys._current_frames().get(main)  # noqa: SLF001 - documented, in spite of its name
@@ -107,7 +107,7 @@ class Cell:
         return f"has ended its cell with {self.headline}" if self.headline else ""
 
     def ends_all(self, shared: SignedStore) -> bool:
-        """Returns whether this rank has waited in vain, or another one waits in a collective.
+        """Tells whether this rank has waited in vain, or another one waits in a collective.
 
         Nothing can interrupt a collective.
         """
