@@ -26,7 +26,7 @@ def plan(
     devices: int | None = None,
     **options: object,
 ) -> "Plan":
-    """Returns a layout map for the model, made by a policy: print it, edit it, use it.
+    """Plans a layout map for the model, by a policy: print it, edit it, use it.
 
     Build the model after that, under a distribution that uses the plan.
 
@@ -96,7 +96,7 @@ def plan(
 
 
 def estimate_memory(plan: "Plan", model: Callable[[], KerasModel], batch: object) -> MemoryReport:
-    """Returns the memory that a rank takes in a train step under a plan, before you have devices.
+    """Estimates the memory that a rank takes in a train step, before you have devices.
 
     Another process runs one eager step as the first of simulated ranks, on tensors that have shapes
     and no values: it needs no room for the model.
@@ -127,7 +127,7 @@ def estimate_memory(plan: "Plan", model: Callable[[], KerasModel], batch: object
 
 
 def rules_report(model: KerasModel) -> RulesReport | None:
-    """Returns which rule of the layout map each variable got, and the rules that match nothing.
+    """Lists which rule of the layout map each variable got, and the rules that match nothing.
 
     Args:
         model: The model, built under the distribution that is set.

@@ -15,7 +15,7 @@ SECONDS = 60.0
 
 
 def call(function: Callable[[], T], name: str, package: str) -> T:
-    """Returns what `function`, which another package has written, returns.
+    """Calls `function`, which another package has written.
 
     It runs on another thread: only there can it be left alone if it hangs, and an interrupt of the
     user differs from a KeyboardInterrupt of the package.

@@ -29,12 +29,12 @@ class Log(logging.LoggerAdapter[logging.Logger]):
 
 
 def log_of(subject: str) -> Log:
-    """Returns the log of a subject, such as "checkpoints"."""
+    """Opens the log of a subject, such as "checkpoints"."""
     return Log(logging.getLogger(f"shardcore.{subject}"), {})
 
 
 def _printable(value: object) -> object:
-    """Returns a value as it is, or its text without control characters if it has some."""
+    """Converts a value whose text has control characters to that text without them."""
     text = str(value)
     cleaned = printable(text)
     return value if cleaned == text else cleaned

@@ -18,11 +18,11 @@ class MachineReport(Report):
     machine: Machine
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the machine as plain data, fit for JSON."""
+        """Converts the machine to plain data, which `machine=FILE` reads."""
         return self.machine.to_dict()
 
     def table(self, width: int | None = None) -> Table:
-        """Returns a table with a row for each dtype, each link and its kinds of collectives."""
+        """Builds a table with a row for each dtype, each link and its kinds of collectives."""
         machine = self.machine
         rows: list[tuple[str, ...]] = [
             (dtype, f"{speed.flops / 1e9:.3g} GFLOP/s", f"{speed.bandwidth / 1e9:.3g} GB/s")

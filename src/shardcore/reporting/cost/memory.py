@@ -60,12 +60,12 @@ class MemoryReport(Report):
         return self.kept + self.checkpoint
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the same as plain data, fit for JSON."""
+        """Converts it to plain data, fit for JSON, with the sums."""
         names = ("kept", "step_peak", "checkpoint_peak")
         return {**super().to_dict(), **{name: getattr(self, name) for name in names}}
 
     def table(self, width: int | None = None) -> Table:
-        """Returns a table with a row per kind, and the sums."""
+        """Builds a table with a row per kind, and the sums."""
         rows: list[tuple[str, ...]] = [
             (kind, human_bytes(self.step.get(kind, 0)), what) for kind, what in KINDS.items()
         ]

@@ -46,7 +46,7 @@ class PlannedRule:
     reason: str
 
     def row(self) -> tuple[str, ...]:
-        """Returns its cells in the table."""
+        """Formats its cells in the table."""
         return (
             self.rule or "(no rule)", self.spec, " ".join(map(str, self.shapes)),
             str(self.variables), str(self.outputs), human_bytes(self.bytes_here),
@@ -86,12 +86,12 @@ class PlanReport(Report):
         return sum(rule.bytes_full for rule in self.rules)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the same as plain data, fit for JSON."""
+        """Converts it to plain data, fit for JSON, with the sums."""
         sums = {"bytes_here": self.bytes_here, "bytes_full": self.bytes_full}
         return {**super().to_dict(), **sums}
 
     def table(self, width: int | None = None) -> Table:
-        """Returns a table with a row per rule, and the sums."""
+        """Builds a table with a row per rule, and the sums."""
         rows = [rule.row() for rule in self.rules]
         variables, outputs = (
             str(sum(getattr(rule, name) for rule in self.rules))
@@ -111,7 +111,7 @@ def plan_report(
     rules: PathRules[tuple[DimSpec, ...]],
     reasons: Mapping[str, str],
 ) -> PlanReport:
-    """Returns the report on rules, specs by keys, for the variables and the outputs of these paths.
+    """Sums up rules, specs by keys, over the variables and the outputs of these paths.
 
     Raises:
         LayoutError: If a rule does not fit a variable that it decides.

@@ -86,7 +86,7 @@ class Ranking(Report):
     passed_over: tuple[PassedOver, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the same as plain data, fit for JSON."""
+        """Converts it to plain data, fit for JSON, with seconds, bytes and reasons."""
         plain = super().to_dict()
         for candidate, data in zip(self.priced, plain["priced"], strict=True):
             data["cost"] |= {"seconds": candidate.cost.seconds, "peak": candidate.cost.peak}
@@ -94,7 +94,7 @@ class Ranking(Report):
         return plain
 
     def why(self, other: Priced) -> str:
-        """Returns why a candidate is slower than the first, in words; empty for the first."""
+        """Explains why a candidate is slower than the first; empty for the first."""
         best, cost = self.priced[0].cost, other.cost
         computes, waits = cost.compute - best.compute, cost.exposed - best.exposed
         if max(computes, waits) <= 0:
@@ -105,14 +105,14 @@ class Ranking(Report):
         return f"waits {human_seconds(waits)} longer, most for axis {slowest!r}"
 
     def why_none(self) -> str:
-        """Returns the reasons against all candidates, in words."""
+        """Joins the reasons against all candidates, in words."""
         return "; ".join(
             f"{what}: {why}{least and f' ({least})'}"
             for what, why, least in self._reasons_against()
         )
 
     def table(self, width: int | None = None) -> Table:
-        """Returns a table of the best candidates, and why the others are out."""
+        """Builds a table of the best candidates, and why the others are out."""
         shown = self.priced[:SHOWN]
         columns = COLUMNS if any(candidate.by_layer for candidate in shown) else COLUMNS[:-1]
         rows: list[tuple[str, ...]] = [self._row(candidate) for candidate in shown]
@@ -144,7 +144,7 @@ class Ranking(Report):
         return name, *seconds, human_bytes(cost.peak), *lines
 
     def _reasons_against(self) -> list[tuple[str, str, str]]:
-        """Returns the reasons against the others, with their numbers and the least bytes."""
+        """Counts the reasons against the others, each with the least bytes."""
         rows = []
         for reason, count in Counter(candidate.reason for candidate in self.passed_over).items():
             these = [candidate for candidate in self.passed_over if candidate.reason == reason]
@@ -158,7 +158,7 @@ class Ranking(Report):
 
 
 def human_seconds(seconds: float) -> str:
-    """Returns a time for people.
+    """Formats a time for people, in the unit that fits.
 
     Example:
         >>> human_seconds(2.5), human_seconds(0.0123), human_seconds(4e-5)

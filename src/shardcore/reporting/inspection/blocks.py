@@ -21,7 +21,7 @@ MOST_PARTS, LEAST_PART = 8, 3.0
 
 
 def size(shape: Sequence[int], share: float) -> tuple[float, float]:
-    """Returns width and height of a tensor's block: a thin bar for a vector or a scalar.
+    """Computes width and height of a tensor's block: a thin bar for a vector or a scalar.
 
     Args:
         shape: Its global shape.
@@ -43,7 +43,7 @@ def size(shape: Sequence[int], share: float) -> tuple[float, float]:
 
 
 def colour(axis: str, mesh: Mesh | None) -> str:
-    """Returns the class of `axis` in the style sheet; a neutral one for an unknown axis.
+    """Chooses the class of `axis` in the style sheet; a neutral one for an unknown axis.
 
     Example:
         >>> colour("model", Mesh((2, 2), ("data", "model")))
@@ -57,7 +57,7 @@ def block(
     x: float, y: float, sides: tuple[float, float], spec: Sequence[DimSpec], mesh: Mesh | None,
     rank: int,
 ) -> str:  # fmt: skip
-    """Returns a block at `x`, `y`: its last dim is drawn across, the other dims down.
+    """Draws a block at `x`, `y`: its last dim is drawn across, the other dims down.
 
     Args:
         x: Its left side.
@@ -87,13 +87,13 @@ def block(
 
 
 def _axes(spec: Sequence[DimSpec], mesh: Mesh) -> list[str]:
-    """Returns the axes that shard a dim of `spec` and have several ranks."""
+    """Lists the axes that shard a dim of `spec` and have several ranks."""
     axes = (axis for entry in spec for axis in entry_axes(entry))
     return [axis for axis in axes if mesh.axis_size(axis) > 1]
 
 
 def _parts(spec: Sequence[DimSpec], mesh: Mesh, rank: int) -> tuple[int, int]:
-    """Returns the number of parts of a side of a block, and the index of the rank's part."""
+    """Counts the parts of a side of a block; the second number is the index of the rank's part."""
     at = dict(zip(mesh.axis_names, mesh.coordinate(rank), strict=True))
     parts, own = 1, 0
     for axis in _axes(spec, mesh):

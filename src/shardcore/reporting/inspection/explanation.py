@@ -49,14 +49,14 @@ class Explanation(Explained, Report):
     layouts: PlanReport | None = None
 
     def title(self) -> str:
-        """Returns the model, the step, the strategy, the mesh and the rank, in one line."""
+        """Names the model, the step, the strategy, the mesh and the rank, in one line."""
         where = "no distribution is set"
         if self.mesh is not None:
             where = f"strategy {self.strategy}, mesh {self.mesh}, rank {self.rank}"
         return f"one {self.step} step of model {self.model!r}: {where}"
 
     def summary(self) -> str:
-        """Returns the number and the bytes of the collectives, in one line."""
+        """Counts the collectives and their bytes, in one line."""
         if not self.collectives:
             why = ": no distribution is set" if self.mesh is None else ""
             if self.mesh is not None and self.mesh.size == 1:
@@ -67,7 +67,7 @@ class Explanation(Explained, Report):
         return f"{calls} collectives ({kinds}) on {human_bytes(size)} of this rank."
 
     def advice(self) -> tuple[str, ...]:
-        """Returns one line for each avoidable collective."""
+        """Writes one line for each avoidable collective."""
         return tuple(
             f"Avoidable: {advice.problem}. Instead: {rules_as_code(advice.rules)}. "
             f"Then {advice.effect}."
@@ -75,14 +75,14 @@ class Explanation(Explained, Report):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the same as plain data, fit for JSON."""
+        """Converts it to plain data, fit for JSON."""
         data = super().to_dict()
         data["mesh"] = None if self.mesh is None else str(self.mesh)
         data["calls"], data["operand_bytes"] = dict(self.calls), dict(self.operand_bytes)
         return data
 
     def table(self, width: int | None = None) -> Table:
-        """Returns a table with a row per collective, the sums by axis and kind, and the advice."""
+        """Builds a table with a row per collective, the sums by axis and kind, and the advice."""
         rows: list[tuple[str, ...]] = []
         for _, of_phase in groupby(self.collectives, key=lambda collective: collective.phase):
             rows += [_row(collective) for collective in of_phase]
@@ -146,7 +146,7 @@ def _row(collective: Collective) -> tuple[str, ...]:
 
 
 def _totals(collectives: Iterable[Collective]) -> list[tuple[str, ...]]:
-    """Returns a row for each axis and kind, and one for the total."""
+    """Sums up by axis and kind, with a row for each, and the last one for all."""
     grouped: dict[tuple[str, str], list[Collective]] = {}
     for collective in collectives:
         grouped.setdefault((", ".join(collective.axes) or "-", collective.kind), []).append(

@@ -18,7 +18,7 @@ LINE, LETTER, GAP = 18, 7.3, 12
 
 
 def svg(explained: Explained, title: str, summary: str) -> str:
-    """Returns the picture as a self-contained SVG."""
+    """Draws the step as a self-contained SVG."""
     most = max(
         (collective.sent_bytes * collective.times for collective in explained.collectives),
         default=0,
@@ -48,7 +48,7 @@ def svg(explained: Explained, title: str, summary: str) -> str:
 
 
 def html(title: str, picture: str, table: str) -> str:
-    """Returns a page with the picture and the table below it."""
+    """Builds a page with the picture and the table below it."""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>'
         f"<title>{escape(title)}</title><style>{PAGE_STYLE}</style></head><body>\n"
@@ -88,7 +88,7 @@ def _tensors(
 def _layer(
     name: str, layer: ExplainedLayer, y: float, explained: Explained, largest: int
 ) -> tuple[list[str], float]:
-    """Returns the layer's name and its tensors, and the bottom of these."""
+    """Draws the layer's name and its tensors; the number is the bottom of these."""
     indent = LAYERS + 12 * layer.depth
     often = f" x{layer.calls}" if layer.calls > 1 else ""
     shapes = [
@@ -110,7 +110,7 @@ def _layer(
 
 
 def _head(explained: Explained, title: str, summary: str) -> tuple[float, list[str]]:
-    """Returns the top of the first row, and the shapes above it."""
+    """Draws what is above the first row, whose top is the number."""
     mesh, shapes, y = explained.mesh, list[str](), 14
     for line in wrap(title, int((PAGE - 2 * LAYERS) / 9.2)):
         shapes.append(_text(LAYERS, y, line, "title"))
@@ -138,7 +138,7 @@ def _head(explained: Explained, title: str, summary: str) -> tuple[float, list[s
 def _collective(
     y: float, collective: Collective, explained: Explained, most: int
 ) -> tuple[list[str], float]:
-    """Returns a collective with a bar of its bytes, its reason and a remedy; and its bottom."""
+    """Draws a collective with a bar of its bytes, its reason and a remedy, down to the number."""
     sent = collective.times * collective.sent_bytes
     width = max(2.0, (PAGE - LAYERS - COLLECTIVES) * sent / most)
     part = width / max(1, len(collective.axes))
@@ -164,7 +164,7 @@ def _wrapped(text: str) -> Sequence[str]:
 
 
 def _text(x: float, y: float, text: str, kind: str = "", end: int = PAGE, then: str = "") -> str:
-    """Returns `text` in the line at `y`, with `then` pale after it, both cut at `end`."""
+    """Writes `text` in the line at `y`, with `then` pale after it, both cut at `end`."""
     most = int((end - x - 8) / LETTER)
     shown, pale = _cut(text, most), _cut(then, most - len(text) - 1)
     named = f' class="{kind}"' if kind else ""

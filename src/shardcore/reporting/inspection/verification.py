@@ -94,11 +94,11 @@ class Verification(Report):
         return sum(check.bytes_full for check in self.variables)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the same as plain data, fit for JSON."""
+        """Converts it to plain data, fit for JSON, with the verdict."""
         return {**super().to_dict(), "ok": self.ok}
 
     def table(self, width: int | None = None) -> Table:
-        """Returns a table with a row per variable, and the sums."""
+        """Builds a table with a row per variable, and the sums."""
         seen = any(check.gradient_fits is not None for check in self.variables)
         fine = "all as it should be" if seen else "as it should be, gradients not checked"
         verdict = fine if self.ok else "WRONG, see below"

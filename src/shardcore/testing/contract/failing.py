@@ -57,7 +57,7 @@ def _is_refused(rank: int, strategy: str) -> bool:
 
 
 def _run(strategy: str) -> tuple[list[Any], list[str]]:
-    """Returns the exit codes and the standard error of two ranks, started by hand."""
+    """Starts two ranks by hand; collects their exit codes and their standard error."""
     address = f"127.0.0.1:{free_port()}"
     words = ["-c", PROGRAM, strategy]
     ranks = [_start(words, _environment(rank, address)) for rank in range(2)]

@@ -38,7 +38,7 @@ def distribute(strategy: str, shape: Shape) -> None:
 
 
 def model(dropout: float = 0.2) -> Any:
-    """Returns a small model with batch statistics, random values and a clipped optimizer."""
+    """Builds a small model with batch statistics, random values and a clipped optimizer."""
     keras.utils.set_random_seed(3)
     x = keras.Input((4,))
     h = keras.layers.Dense(5, "tanh", name="hidden")(x)
@@ -52,14 +52,14 @@ def model(dropout: float = 0.2) -> Any:
 
 
 def losses(trained: keras.Model, epochs: int) -> list[float]:
-    """Returns the losses of further epochs."""
+    """Trains for further epochs, and lists their losses."""
     options = {"batch_size": 4, "epochs": epochs, "shuffle": False, "verbose": 0}
     history = trained.fit(X, Y, sample_weight=WEIGHTS, **options).history
     return [float(loss) for loss in history["loss"]]
 
 
 def values_of(trained: keras.Model) -> dict[str, Any]:
-    """Returns all values of the model and its optimizer, by path."""
+    """Reads all values of the model and its optimizer, by path."""
     variables = [*trained.variables, *trained.optimizer.variables]
     return {variable.path: keras.ops.convert_to_numpy(variable) for variable in variables}
 
@@ -124,6 +124,6 @@ def save(rank: int, strategy: str, shape: Shape, folder: Path) -> tuple[Any, Any
 
 
 def load(rank: int, folder: Path) -> tuple[Any, Any]:
-    """Returns the values that plain Keras loads, and the losses of one more epoch."""
+    """Reads the file in plain Keras: its values, and the losses of one more epoch."""
     loaded = keras.saving.load_model(folder / "mesh.keras")
     return values_of(loaded), losses(loaded, 1)

@@ -15,14 +15,14 @@ from shardcore.testing.ranks import run_ranks
 
 @cache
 def one_device(program: Callable[..., object]) -> dict[str, Any]:
-    """Returns what `program` gives in plain Keras."""
+    """Runs `program` in plain Keras."""
     (results,) = run_ranks(program, 1, None, (1, 1))
     assert isinstance(results, dict)
     return results
 
 
 def _trains_on(shape: Shape) -> Callable[["TrainingPromises"], None]:
-    """Returns the test that training on a mesh gives every number of plain Keras, on every rank."""
+    """Builds the test that training on a mesh gives every number of plain Keras, on every rank."""
 
     def test(self: "TrainingPromises") -> None:
         if self.serves(shape):
