@@ -12,7 +12,7 @@ from shardcore.binding.ranks.session import Session, Sessions
 from shardcore.domain.checkpoints.contents import divide, pieces_of_rank
 from shardcore.domain.cost.events import highest
 from shardcore.ports.measurement import MemoryTracer
-from shardcore.reporting.cost.memory import MemoryReport
+from shardcore.reporting.cost.plan import MemoryReport
 
 
 def estimate_memory(

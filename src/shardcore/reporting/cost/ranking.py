@@ -1,4 +1,4 @@
-"""The report on policy `auto`: meshes and policies by the predicted time of a step."""
+"""The reports on a machine, and on policy `auto`, which predicts the time of a step on it."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -24,6 +24,7 @@ COLUMNS = (
     Column("exposed", right=True), Column("memory", right=True), Column("sends", "below"),
     Column("holds", "below"), Column("loses because", "below"), Column("policies", "below"),
 )  # fmt: skip
+MACHINE_COLUMNS = (Column("what"), Column("value", right=True), Column("and", right=True))
 
 
 @attrs.frozen
@@ -155,6 +156,36 @@ class Ranking(Report):
             else:
                 rows.append((f"{count} layouts", reason, ""))
         return rows
+
+
+@attrs.frozen
+class MachineReport(Report):
+    """A machine as a table."""
+
+    machine: Machine
+
+    def to_dict(self) -> dict[str, Any]:
+        """Converts the machine to plain data, which `machine=FILE` reads."""
+        return self.machine.to_dict()
+
+    def table(self, width: int | None = None) -> Table:
+        """Builds a table with a row for each dtype, each link and its kinds of collectives."""
+        machine = self.machine
+        rows: list[tuple[str, ...]] = [
+            (dtype, f"{speed.flops / 1e9:.3g} GFLOP/s", f"{speed.bandwidth / 1e9:.3g} GB/s")
+            for dtype, speed in machine.speeds.items()
+        ]
+        links = {"link within a host": machine.within, "link between hosts": machine.between}
+        for name, link in links.items():
+            rows.append((name, f"{link.latency * 1e6:.3g} µs", f"{link.bandwidth / 1e9:.3g} GB/s"))
+            rows += [
+                (f"  {kind}", "", f"{bandwidth / 1e9:.3g} GB/s")
+                for kind, bandwidth in link.bandwidths.items()
+            ]
+        rows.append(("hidden share of a collective", f"{machine.hidden:.2f}", ""))
+        rows.append(("memory of a device", human_bytes(machine.memory), ""))
+        title = f"{machine.name}: {machine.devices} devices a host"
+        return build(title, MACHINE_COLUMNS, rows, width)
 
 
 def human_seconds(seconds: float) -> str:

@@ -13,7 +13,7 @@ from shardcore.domain.cost.collectives import Collective, Explained
 from shardcore.domain.errors import ArgumentProblem
 from shardcore.domain.inspection import rules_as_code
 from shardcore.reporting.cost.plan import PlanReport
-from shardcore.reporting.inspection.step import html, svg
+from shardcore.reporting.inspection.picture import html, svg
 from shardcore.reporting.tables import Column, Report, build, human_bytes
 
 COLUMNS = (

@@ -7,8 +7,8 @@ from typing import Any
 
 from shardcore.adapters.ranks.job.forked_ranks import free_port
 from shardcore.domain.errors import ShardcoreError
-from shardcore.testing.contract import programs
 from shardcore.testing.contract.meshes import OnMeshes
+from shardcore.testing.contract.training import distribute
 from shardcore.testing.ranks import run_ranks
 
 PROGRAM = """
@@ -50,7 +50,7 @@ class FailurePromises(OnMeshes):
 
 def _is_refused(rank: int, strategy: str) -> bool:
     try:
-        programs.distribute(strategy, (2, 1))
+        distribute(strategy, (2, 1))
     except ShardcoreError as error:
         return repr(strategy) in str(error)
     return False
