@@ -41,7 +41,6 @@ def plan(policy: str, model: LayerFacts, mesh: Mesh, options: Mapping[str, objec
 
 
 def _check_types(entry: PolicyEntry, options: Mapping[str, object]) -> None:
-    """Raises a PolicyError for an option that is not of the type that the policy annotates."""
     hints = get_type_hints(entry.plan)
     for name, value in options.items():
         kinds = _kinds(hints.get(name))

@@ -175,7 +175,6 @@ def _add_all(manager: pluggy.PluginManager, plugin: object, package: str, loaded
 def _entries_of(
     manager: pluggy.PluginManager, plugin: object, hook: Hook[E], package: str
 ) -> list[E]:
-    """Calls the hook of one plug-in, and checks the entries that it offers."""
     hooks: list[Any] = getattr(manager.hook, hook.name).get_hookimpls()
     name = f"its hook {hook.name}()"
     its = [implementation.function for implementation in hooks if implementation.plugin is plugin]
@@ -198,7 +197,6 @@ def _entries_of(
 
 
 def _check_hooks(manager: pluggy.PluginManager, plugin: object) -> None:
-    """Refuses a plug-in without a hook of shardcore, or with an unknown hook."""
     ours = [name for name in vars(hookspecs) if name.startswith("shardcore_")]
     its = [caller.name for caller in manager.get_hookcallers(plugin) or ()]
     if not its or not set(its) <= set(ours):

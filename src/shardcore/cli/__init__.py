@@ -207,7 +207,6 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], tuple[int, str]]] = {
 
 
 def _result_text(result: Status | Explanation | Verification, options: argparse.Namespace) -> str:
-    """Formats a result; empty on a rank that does not print."""
     if result.rank != 0:
         return ""
     return f"{json.dumps(result.to_dict(), indent=2) if options.json else result}\n"

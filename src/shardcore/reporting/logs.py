@@ -24,7 +24,7 @@ class Log(logging.LoggerAdapter[logging.Logger]):
     ) -> None:
         """Logs a message."""
         if self.isEnabledFor(level):
-            cleaned = printable(str(msg)), *map(_printable, args)
+            cleaned = printable(str(msg)), *map(_without_control, args)
             super().log(level, *cleaned, stacklevel=stacklevel + 1, **options)  # type: ignore[arg-type]
 
 
@@ -33,8 +33,7 @@ def log_of(subject: str) -> Log:
     return Log(logging.getLogger(f"shardcore.{subject}"), {})
 
 
-def _printable(value: object) -> object:
-    """Converts a value whose text has control characters to that text without them."""
+def _without_control(value: object) -> object:
     text = str(value)
     cleaned = printable(text)
     return value if cleaned == text else cleaned

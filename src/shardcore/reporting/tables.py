@@ -5,7 +5,7 @@ import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from textwrap import wrap
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import attrs
 from rich.console import Console, ConsoleOptions
@@ -70,7 +70,13 @@ def build(
 
 @attrs.frozen
 class Report(ABC):
-    """A result that prints as its table: all columns where they fit, else a narrow form."""
+    """A result that prints as its table: all columns where they fit, else a narrow form.
+
+    Attributes:
+        derived: The properties that its plain data have besides the fields.
+    """
+
+    derived: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def table(self, width: int | None = None) -> Table:
@@ -78,7 +84,7 @@ class Report(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """Converts the result to plain data, fit for JSON."""
-        return attrs.asdict(self)
+        return attrs.asdict(self) | {name: getattr(self, name) for name in self.derived}
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
         table, room = self.table(), options.max_width

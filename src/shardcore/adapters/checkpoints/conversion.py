@@ -106,7 +106,6 @@ def _move(unfinished: Path, target: Path) -> None:
 
 
 def _is_folder(target: Path) -> bool:
-    """Tells whether a target is a folder: a checkpoint, or several safetensors files."""
     return not target.name.endswith((".weights.h5", ".weights.json", ".safetensors"))
 
 
@@ -168,11 +167,10 @@ def _divide_storable(
 def _h5(folder: Path, target: Path, source: Source, _limit: int | None) -> None:
     with h5py.File(folder / target.name, "w") as file:
         for variable in source.variables:
-            _write(file, variable)
+            _write_dataset(file, variable)
 
 
-def _write(file: Any, variable: Variable) -> None:
-    """Writes a variable as Keras does."""
+def _write_dataset(file: Any, variable: Variable) -> None:
     is_bfloat16 = variable.dtype == "bfloat16"
     dtype = np.dtype(ml_dtypes.bfloat16 if is_bfloat16 else variable.dtype)
     values = np.frombuffer(variable.read(), dtype).reshape(variable.shape)
@@ -189,7 +187,7 @@ def _sharded_h5(folder: Path, target: Path, source: Source, limit: int | None) -
         name = f"{stem}_{number:05}.weights.h5"
         with h5py.File(folder / name, "w") as file:
             for variable in part:
-                _write(file, variable)
+                _write_dataset(file, variable)
                 names = groups.setdefault(f"/{variable.name.rpartition('/')[0]}", [])
                 names[:] = dict.fromkeys([*names, name])
     files_of = {key: n[0] if len(n) == 1 else n for key, n in groups.items()}

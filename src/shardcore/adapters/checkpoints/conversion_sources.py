@@ -71,7 +71,7 @@ def open_source(path: Path) -> Iterator[Source]:
         elif path.name.endswith(".safetensors") and path.is_file():
             yield _safetensors([path], path, stack)
         elif path.name.endswith((".weights.h5", ".weights.json")) and path.is_file():
-            yield _weights(path, stack)
+            yield _keras_weights(path, stack)
         else:
             raise CheckpointError(
                 f"{str(path)!r} cannot be converted: give the folder of a checkpoint, a folder of "
@@ -135,8 +135,7 @@ def _of_entry(name: str, file: safetensors.SafetensorsFile) -> Variable:
     return Variable(name, "", _group_of(name), entry.dtype, entry.shape, read)
 
 
-def _weights(path: Path, stack: ExitStack) -> Source:
-    """Opens weights of Keras: one file, or the files that a .weights.json lists."""
+def _keras_weights(path: Path, stack: ExitStack) -> Source:
     paths = [path] if path.suffix == ".h5" else [path.with_name(name) for name in _file_names(path)]
     try:
         for part in paths:

@@ -33,13 +33,11 @@ def path(directory: Path, step: int) -> Path:
     return directory / f"step-{step:08d}"
 
 
-def second_name(checkpoint: Path) -> Path:
-    """Names a checkpoint while another one of its step replaces it."""
+def _second_name(checkpoint: Path) -> Path:
     return checkpoint.with_name(f"{REPLACED}{checkpoint.name.removeprefix(REPLACED)}")
 
 
-def first_name(checkpoint: Path) -> Path:
-    """Names a checkpoint that none replaces."""
+def _first_name(checkpoint: Path) -> Path:
     return checkpoint.with_name(checkpoint.name.removeprefix(REPLACED))
 
 
@@ -48,11 +46,11 @@ def current_path(checkpoint: Path) -> Path:
 
     The first name is tried again at the end: a rename may have come between the two tries.
     """
-    first, second = first_name(checkpoint), second_name(checkpoint)
+    first, second = _first_name(checkpoint), _second_name(checkpoint)
     return next((name for name in (first, second, first) if os.path.lexists(name)), checkpoint)
 
 
-def all_of(directory: Path) -> list[Path]:
+def _all_of(directory: Path) -> list[Path]:
     """Lists all checkpoints of a directory, damaged ones too, the newest first.
 
     Of two of one step that which is being replaced comes last.
@@ -74,7 +72,7 @@ def newest(directory: Path) -> tuple[Path, Index] | None:
     """Finds the newest complete checkpoint, and reads its index; None without one."""
     for left in unfinished(directory):
         logger.warning("%s was not completed: it is skipped", left)
-    for checkpoint in all_of(directory):
+    for checkpoint in _all_of(directory):
         try:
             return checkpoint, read_index(checkpoint)
         except CheckpointError as error:
@@ -146,8 +144,8 @@ def begin(lease: Lease, step: int) -> Path:
         logger.warning("%s was not completed: it is removed", left)
         lease.check()
         _delete(left)
-    for checkpoint in all_of(lease.directory):
-        if checkpoint != first_name(checkpoint):
+    for checkpoint in _all_of(lease.directory):
+        if checkpoint != _first_name(checkpoint):
             _end_replacement(lease, checkpoint)
     folder = lease.directory / f"{UNFINISHED}{path(lease.directory, step).name}"
     folder.mkdir()
@@ -160,7 +158,7 @@ def complete(lease: Lease, folder: Path) -> Path:
     Another checkpoint of this step has its second name until then, and is removed.
     """
     target = folder.with_name(folder.name.removeprefix(UNFINISHED))
-    replaced = second_name(target)
+    replaced = _second_name(target)
     sync(folder)
     lease.check()
     if os.path.lexists(target):
@@ -182,7 +180,7 @@ def complete(lease: Lease, folder: Path) -> Path:
 def remove(lease: Lease, checkpoint: Path) -> None:
     """Removes a checkpoint, which is incomplete from the first moment on; of a link, the link."""
     lease.check()
-    hidden = checkpoint.with_name(f"{UNFINISHED}removed-{first_name(checkpoint).name}")
+    hidden = checkpoint.with_name(f"{UNFINISHED}removed-{_first_name(checkpoint).name}")
     _delete(hidden)
     os.rename(checkpoint, hidden)
     _delete(hidden)
@@ -190,7 +188,7 @@ def remove(lease: Lease, checkpoint: Path) -> None:
 
 def keep_newest(lease: Lease, count: int) -> None:
     """Removes all complete checkpoints but the newest `count`; others it does not touch."""
-    complete = [folder for folder in all_of(lease.directory) if is_complete(folder)]
+    complete = [folder for folder in _all_of(lease.directory) if is_complete(folder)]
     for checkpoint in complete[count:]:
         remove(lease, checkpoint)
 
@@ -211,7 +209,7 @@ def write_index(folder: Path, index: Index) -> None:
 
 def _end_replacement(lease: Lease, replaced: Path) -> None:
     """Ends what a crash has left of a replacement: the new one counts if it is complete."""
-    checkpoint = first_name(replaced)
+    checkpoint = _first_name(replaced)
     if is_complete(checkpoint):
         remove(lease, replaced)
         return

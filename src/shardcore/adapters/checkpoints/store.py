@@ -131,7 +131,6 @@ class FileSave:
         os.rename(unfinished, report)
 
     def _complete(self) -> None:
-        """Writes the index when the files of all ranks are there, and ends the use of the lease."""
         if self.commit is None:
             return
         try:

@@ -67,7 +67,6 @@ def _is_count(value: object) -> bool:
 
 
 def _checked_builder(model: object, options: Mapping[str, object]) -> Callable[[], Any]:
-    """Checks all that is given, and that the model is a function that builds it."""
     unknown = [name for name in options if name not in OPTIONS]
     if unknown:
         raise PolicyError(

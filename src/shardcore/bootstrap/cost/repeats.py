@@ -227,7 +227,6 @@ def _span(block: LayerFacts, facts: LayerFacts, planned: PlannedCandidate) -> in
 
 
 def _held_bytes(layer: LayerFacts, planned: PlannedCandidate) -> Counter[WeightSize]:
-    """Sums the bytes of the all-gathered weights that the engine holds, by their size."""
     held: Counter[WeightSize] = Counter()
     for variable in layer.all_variables():
         gathered = _gathered_bytes(variable, planned)

@@ -140,7 +140,6 @@ class _Costs:
 
     @property
     def seconds(self) -> float:
-        """The seconds of the fastest that fits."""
         fit = (cost.seconds for cost in self.costs if cost.peak <= self.machine.memory)
         return min(fit, default=float("inf"))
 

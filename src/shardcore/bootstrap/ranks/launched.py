@@ -45,7 +45,6 @@ def main(words: list[str]) -> NoReturn:
 
 
 def _call(call: "RankCall") -> object:
-    """Takes over what was sent, and returns what the function returns."""
     from shardcore.adapters.ranks.job import forked_ranks
     from shardcore.bootstrap.ranks.sending import StartMessage
 
@@ -72,7 +71,6 @@ def _print_as_a_terminal() -> None:
 
 
 def _end_with(parent: int, folder: Path) -> None:
-    """Ends this process, and those that it started, when its parent has ended."""
     while os.getppid() == parent:
         time.sleep(_LOOK_SECONDS)
     shutil.rmtree(folder, ignore_errors=True)

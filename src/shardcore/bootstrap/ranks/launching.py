@@ -43,7 +43,7 @@ def launch(
     from shardcore.adapters.ranks.launch.new_ranks import fork_can_compute, has_devices
 
     _check_call(function, devices, "launch(function)", "launch(devices)")
-    _check(start)
+    _check_start(start)
     case = Case(function, arguments, passes_rank=False)
     if start == "spawn" or (start is None and (has_devices() or not fork_can_compute())):
         return _spawn("launch()", case, devices, _rank_rules())
@@ -151,14 +151,6 @@ def _with_state(function: Callable[..., _Result]) -> Callable[..., _Result]:
 
 
 def _check_call(function: object, ranks: object, function_name: str, ranks_name: str) -> None:
-    """Refuses what is no function, or no number of ranks, before a process starts.
-
-    Args:
-        function: The program of a rank.
-        ranks: How many there are.
-        function_name: The name of the first argument, for an error.
-        ranks_name: The name of the second one.
-    """
     if not callable(function):
         raise ArgumentProblem(
             name=function_name,
@@ -175,8 +167,7 @@ def _check_call(function: object, ranks: object, function_name: str, ranks_name:
         )
 
 
-def _check(start: object) -> None:
-    """Refuses another word for `start`, and to start ranks from a rank."""
+def _check_start(start: object) -> None:
     if start not in (None, "fork", "spawn"):
         raise EnvironmentProblem(
             f"launch() takes start='fork', start='spawn', or no start=; got start={start!r}.",

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import attrs
 from rich.table import Table
@@ -81,6 +80,7 @@ class PlanReport(Report):
         (64, 128)
     """
 
+    derived = ("bytes_here", "bytes_full")
     policy: str
     mesh: str
     rules: tuple[PlannedRule, ...]
@@ -94,11 +94,6 @@ class PlanReport(Report):
     def bytes_full(self) -> int:
         """The bytes of all variables."""
         return sum(rule.bytes_full for rule in self.rules)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Converts it to plain data, fit for JSON, with the sums."""
-        sums = {"bytes_here": self.bytes_here, "bytes_full": self.bytes_full}
-        return {**super().to_dict(), **sums}
 
     def table(self, width: int | None = None) -> Table:
         """Builds a table with a row per rule, and the sums."""
@@ -177,6 +172,7 @@ class MemoryReport(Report):
         (300, 450, 600)
     """
 
+    derived = ("kept", "step_peak", "checkpoint_peak")
     policy: str
     mesh: str
     model: str
@@ -197,11 +193,6 @@ class MemoryReport(Report):
     def checkpoint_peak(self) -> int:
         """The bytes while a sharded checkpoint is written between two steps."""
         return self.kept + self.checkpoint
-
-    def to_dict(self) -> dict[str, Any]:
-        """Converts it to plain data, fit for JSON, with the sums."""
-        names = ("kept", "step_peak", "checkpoint_peak")
-        return {**super().to_dict(), **{name: getattr(self, name) for name in names}}
 
     def table(self, width: int | None = None) -> Table:
         """Builds a table with a row per kind, and the sums."""

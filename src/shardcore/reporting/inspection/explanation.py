@@ -76,10 +76,8 @@ class Explanation(Explained, Report):
 
     def to_dict(self) -> dict[str, Any]:
         """Converts it to plain data, fit for JSON."""
-        data = super().to_dict()
-        data["mesh"] = None if self.mesh is None else str(self.mesh)
-        data["calls"], data["operand_bytes"] = dict(self.calls), dict(self.operand_bytes)
-        return data
+        moved = {"calls": dict(self.calls), "operand_bytes": dict(self.operand_bytes)}
+        return {**super().to_dict(), "mesh": None if self.mesh is None else str(self.mesh), **moved}
 
     def table(self, width: int | None = None) -> Table:
         """Builds a table with a row per collective, the sums by axis and kind, and the advice."""
@@ -87,7 +85,7 @@ class Explanation(Explained, Report):
         for _, of_phase in groupby(self.collectives, key=lambda collective: collective.phase):
             rows += [_row(collective) for collective in of_phase]
             rows.append(())
-        rows += _totals(self.collectives)
+        rows += _sums_by_axis_and_kind(self.collectives)
         columns = COLUMNS if width else (Column("phase"), *COLUMNS)
         table = build(self.title(), columns, _by_phase(rows) if width else rows, width)
         table.caption = Text("\n".join([self.summary(), *self.advice()]))
@@ -145,8 +143,7 @@ def _row(collective: Collective) -> tuple[str, ...]:
     )
 
 
-def _totals(collectives: Iterable[Collective]) -> list[tuple[str, ...]]:
-    """Sums up by axis and kind, with a row for each, and the last one for all."""
+def _sums_by_axis_and_kind(collectives: Iterable[Collective]) -> list[tuple[str, ...]]:
     grouped: dict[tuple[str, str], list[Collective]] = {}
     for collective in collectives:
         grouped.setdefault((", ".join(collective.axes) or "-", collective.kind), []).append(

@@ -62,17 +62,17 @@ def svg(explained: Explained, title: str, summary: str) -> str:
     """Draws the step as a self-contained SVG."""
     most = max([1, *(moved.sent_bytes * moved.times for moved in explained.collectives)])
     largest = max([1, *(tensor[2] for layer in explained.layers for tensor in _tensors(layer))])
-    y, shapes = _head(explained, title, summary)
+    y, shapes = _draw_head(explained, title, summary)
     for name, layer, collectives in _rows(explained):
         shapes.append(f'<path d="M{LAYERS} {y:g}H{PAGE - LAYERS}" class="rule"/>')
         top = bottom = y + GAP
         if layer:
-            drawn, bottom = _layer(name, layer, top, explained, largest)
+            drawn, bottom = _draw_layer(name, layer, top, explained, largest)
             shapes += drawn
         else:
             shapes.append(_text(LAYERS, top, name, "soft", COLLECTIVES))
         for collective in collectives:
-            drawn, top = _collective(top, collective, explained, most)
+            drawn, top = _draw_collective(top, collective, explained, most)
             shapes += drawn
         y = max(top, bottom, y + GAP + LINE) + GAP
     dimensions = f'viewBox="0 0 {PAGE} {y:g}" width="{PAGE}" height="{y:g}"'
@@ -113,7 +113,6 @@ def _rows(explained: Explained) -> Iterator[tuple[str, ExplainedLayer | None, li
 def _tensors(
     layer: ExplainedLayer,
 ) -> Iterator[tuple[str, tuple[int, ...], int, tuple[DimSpec, ...]]]:
-    """Yields name, shape, bytes and spec of the layer's variables and of its output."""
     for variable in layer.variables:
         yield variable.name, variable.shape, variable.bytes, variable.spec
     if layer.shape is not None:
@@ -121,7 +120,7 @@ def _tensors(
         yield "output", layer.shape, prod(layer.shape) * layer.itemsize, spec
 
 
-def _layer(
+def _draw_layer(
     name: str, layer: ExplainedLayer, y: float, explained: Explained, largest: int
 ) -> tuple[list[str], float]:
     """Draws the layer's name and its tensors; the number is the bottom of these."""
@@ -145,8 +144,7 @@ def _layer(
     return shapes, bottom
 
 
-def _head(explained: Explained, title: str, summary: str) -> tuple[float, list[str]]:
-    """Draws what is above the first row, whose top is the number."""
+def _draw_head(explained: Explained, title: str, summary: str) -> tuple[float, list[str]]:
     mesh, shapes, y = explained.mesh, list[str](), 14
     for line in wrap(title, int((PAGE - 2 * LAYERS) / 9.2)):
         shapes.append(_text(LAYERS, y, line, "title"))
@@ -171,7 +169,7 @@ def _head(explained: Explained, title: str, summary: str) -> tuple[float, list[s
     return y + LINE + 6, shapes
 
 
-def _collective(
+def _draw_collective(
     y: float, collective: Collective, explained: Explained, most: int
 ) -> tuple[list[str], float]:
     """Draws a collective with a bar of its bytes, its reason and a remedy, down to the number."""
@@ -279,7 +277,6 @@ def block(
 
 
 def _axes(spec: Sequence[DimSpec], mesh: Mesh) -> list[str]:
-    """Lists the axes that shard a dim of `spec` and have several ranks."""
     axes = (axis for entry in spec for axis in entry_axes(entry))
     return [axis for axis in axes if mesh.axis_size(axis) > 1]
 

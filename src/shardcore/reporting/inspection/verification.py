@@ -1,7 +1,5 @@
 """The result of `shardcore.verify()`."""
 
-from typing import Any
-
 import attrs
 from rich.table import Table
 from rich.text import Text
@@ -72,6 +70,7 @@ class Verification(Report):
         (True, 64, 128)
     """
 
+    derived = ("ok",)
     mesh: str
     strategy: str
     rank: int
@@ -92,10 +91,6 @@ class Verification(Report):
     def bytes_full(self) -> int:
         """The bytes of all variables."""
         return sum(check.bytes_full for check in self.variables)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Converts it to plain data, fit for JSON, with the verdict."""
-        return {**super().to_dict(), "ok": self.ok}
 
     def table(self, width: int | None = None) -> Table:
         """Builds a table with a row per variable, and the sums."""

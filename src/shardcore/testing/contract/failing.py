@@ -40,7 +40,7 @@ class FailurePromises(OnMeshes):
         if not self.serves((2, 1)):
             assert run_ranks(_is_refused, 2, self.strategy) == [True, True]
             return
-        codes, errors = _run(self.strategy)
+        codes, errors = _run_two_ranks(self.strategy)
         assert 0 not in codes, f"both ranks must fail, got the exit codes {codes}: {errors}"
         own = errors[1].partition("[rank 1] failed:")[2]
         assert "ValueError: the first error" in own, f"rank 1 must print its error, got {errors[1]}"
@@ -56,8 +56,7 @@ def _is_refused(rank: int, strategy: str) -> bool:
     return False
 
 
-def _run(strategy: str) -> tuple[list[Any], list[str]]:
-    """Starts two ranks by hand; collects their exit codes and their standard error."""
+def _run_two_ranks(strategy: str) -> tuple[list[Any], list[str]]:
     address = f"127.0.0.1:{free_port()}"
     words = ["-c", PROGRAM, strategy]
     ranks = [_start(words, _environment(rank, address)) for rank in range(2)]
@@ -85,7 +84,6 @@ def _environment(rank: int, address: str) -> dict[str, str]:
 
 
 def _start(words: list[str], environment: dict[str, str]) -> "subprocess.Popen[str]":
-    """Starts a program in a new interpreter."""
     return subprocess.Popen(
         [sys.executable, *words],
         env=environment,

@@ -59,14 +59,12 @@ def _model(dropout: float = 0.2) -> Any:
 
 
 def _losses(trained: keras.Model, epochs: int) -> list[float]:
-    """Trains for further epochs, and lists their losses."""
     options = {"batch_size": 4, "epochs": epochs, "shuffle": False, "verbose": 0}
     history = trained.fit(X, Y, sample_weight=WEIGHTS, **options).history
     return [float(loss) for loss in history["loss"]]
 
 
 def _values_of(trained: keras.Model) -> dict[str, Any]:
-    """Reads all values of the model and its optimizer, by path."""
     variables = [*trained.variables, *trained.optimizer.variables]
     return {variable.path: keras.ops.convert_to_numpy(variable) for variable in variables}
 
@@ -131,14 +129,12 @@ def _save(rank: int, strategy: str, shape: Shape, folder: Path) -> tuple[Any, An
 
 
 def _load(rank: int, folder: Path) -> tuple[Any, Any]:
-    """Reads the file in plain Keras: its values, and the losses of one more epoch."""
     loaded = keras.saving.load_model(folder / "mesh.keras")
     return _values_of(loaded), _losses(loaded, 1)
 
 
 @cache
 def _one_device(program: Callable[..., object]) -> dict[str, Any]:
-    """Runs `program` in plain Keras."""
     (results,) = run_ranks(program, 1, None, (1, 1))
     assert isinstance(results, dict)
     return results

@@ -56,16 +56,15 @@ def look(
     return Observation(before, after, ended)
 
 
-def look_with_timeout(
+def _look_with_timeout(
     connect: Callable[[], SignedStore], ranks: Sequence[int]
 ) -> Observation | None:
-    """Looks as `look` does; returns None if the store of `connect` does not answer in time."""
     return within(_STORE_SECONDS, lambda: look(connect(), ranks))
 
 
 def describe_awaited(connect: Callable[[], SignedStore]) -> str:
     """Describes for whom the ranks wait, also if the store of `connect` does not answer."""
-    seen = look_with_timeout(connect, others())
+    seen = _look_with_timeout(connect, others())
     return f"{describe_host()} which does not answer" if seen is None else seen.late()
 
 
@@ -91,7 +90,7 @@ def waited_in_graph() -> RankMismatchError:
 
     Ranks that wait for a GPU are in no collective of torch, so it is not known who is late.
     """
-    seen = look_with_timeout(exchange.store_for_thread, others())
+    seen = _look_with_timeout(exchange.store_for_thread, others())
     places = seen.lines() if seen else f"{describe_host()} does not answer"
     return RankMismatchError(
         f"Rank {process_group.rank()} waited {process_group.seconds(None):.0f} seconds in a CUDA "
@@ -152,10 +151,10 @@ def _report_late_ranks(state: ThreadState, neighbours: Neighbours) -> None:
     rank = neighbours.rank
     # Mostly these alone are asked for: all ranks of a large job may come here at once.
     before = sorted({0, *neighbours.lower()} - {rank})
-    seen = look_with_timeout(exchange.store_for_thread, before) if before else None
+    seen = _look_with_timeout(exchange.store_for_thread, before) if before else None
     if seen and seen.waiting():
         return
-    seen = look_with_timeout(exchange.store_for_thread, others())
+    seen = _look_with_timeout(exchange.store_for_thread, others())
     # If the store does not answer, the thread that looks for failures says so.
     if seen is not None and min(seen.waiting(), default=rank) >= rank:
         waited = f"has waited {state.seconds:.0f} seconds in a collective"

@@ -54,7 +54,7 @@ class ThreadState:
         return f"{_WAITS} ({self.line})"
 
 
-def is_in_collective(status: str) -> bool:
+def _is_in_collective(status: str) -> bool:
     """Tells by its status whether a rank waits in a collective."""
     return status.startswith(_WAITS)
 
@@ -114,5 +114,5 @@ class Cell:
         if not self.headline:
             return False
         return self._waited_in_vain or any(
-            map(is_in_collective, exchange.statuses(shared).values())
+            map(_is_in_collective, exchange.statuses(shared).values())
         )

@@ -263,7 +263,6 @@ class FailureWatch:
             leave(TERMINATED if self._interrupt.is_terminated else code)
 
     def _report(self, kind: type[BaseException], error: BaseException) -> None:
-        """Publishes and shows this rank's failure, after another's if that came first."""
         strip_own_frames(error)
         headline = headline_of(kind, error)
         # Now: the others end once they know the failure.

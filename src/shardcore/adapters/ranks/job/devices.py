@@ -94,6 +94,5 @@ def check_shared(ranks: int) -> None:
 
 
 def _shares_devices(job: Job) -> bool:
-    """Tells whether the user asked that ranks share CUDA devices, and they are too few."""
     is_asked = switches.is_on(SHARE_VARIABLE, default=False)
     return is_asked and 0 < torch.cuda.device_count() < job.world_size

@@ -269,7 +269,6 @@ def _check_missing(
     message: Message,
     shared: SignedStore,
 ) -> None:
-    """Raises if a missing rank has ended, if all of them are elsewhere, or after `most` seconds."""
     statuses: dict[int, str] = {}
     for rank in missing():
         statuses[rank] = _status_of(shared, rank)

@@ -104,7 +104,6 @@ def free_port() -> int:
 
 
 def _child(case: Case[object], workspace: Workspace, rank: int, sender: Connection) -> None:
-    """Runs one rank, which sends `("result", ...)` or `("failure", ...)`."""
     threading.Thread(target=_end_with_parent, name="shardcore-parent", daemon=True).start()
     # An interrupt goes to the parent too, which kills the ranks.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -118,7 +118,7 @@ class Message:
     value: Any
 
     def pack(self, rank: int) -> bytes:
-        """Pickles it; with a `Refusal` as its value, if that cannot be pickled."""
+        """Pickles it; with a `_Refusal` as its value, if that cannot be pickled."""
         try:
             return pickle.dumps(self)
         except Exception as error:  # noqa: BLE001 - whatever the value raises
@@ -130,7 +130,7 @@ class Message:
                 remedy=_REMEDY,
                 rank=rank,
             )
-            return pickle.dumps(evolve(self, value=Refusal(problem)))
+            return pickle.dumps(evolve(self, value=_Refusal(problem)))
 
     def unpack(self, packed: bytes, rank: int) -> "Message":
         """Unpickles the message that `rank` has packed for the same call.
@@ -148,13 +148,11 @@ class Message:
                 remedy=_REMEDY,
                 rank=rank,
             ) from error
-        if isinstance(message.value, Refusal):
+        if isinstance(message.value, _Refusal):
             raise mark_shared(message.value.problem)
         return message
 
 
 @frozen
-class Refusal:
-    """The place of a value that cannot be pickled."""
-
+class _Refusal:
     problem: ShardcoreError

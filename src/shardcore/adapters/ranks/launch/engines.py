@@ -46,7 +46,7 @@ class EngineFacts:
 
     @classmethod
     def here(cls) -> "EngineFacts":
-        """Collects the facts of this process."""
+        """Looks up process, host and job here: it is called on an engine."""
         job = resolve_job(environ=os.environ)
         return cls(os.getpid(), socket.gethostname(), 0 if job is None else job.world_size)
 
@@ -93,7 +93,7 @@ def join(client: Any, devices: int | None, become_rank: Callable[..., str]) -> E
     """
     numbers = _choose_engines(client, devices)
     facts = [_facts_of(client, number) for number in numbers]
-    _check(numbers, facts)
+    _refuse_strangers(numbers, facts)
     shared = environment_of(len(numbers))
     joining = [
         client[number].apply_async(
@@ -154,8 +154,7 @@ def _facts_of(client: Any, number: int) -> EngineFacts:
     return facts
 
 
-def _check(numbers: Sequence[int], facts: Sequence[EngineFacts]) -> None:
-    """Refuses engines of other hosts, and those that are ranks already."""
+def _refuse_strangers(numbers: Sequence[int], facts: Sequence[EngineFacts]) -> None:
     here = socket.gethostname()
     for number, engine in zip(numbers, facts, strict=True):
         if engine.host != here:

@@ -172,7 +172,6 @@ def fork_can_compute() -> bool:
 
 
 def _answer(writer: int, has_cuda: bool) -> NoReturn:
-    """Writes whether this process, which is forked, can compute; and ends it."""
     try:
         # A device is not to be started for it, nor a thread of autograd for each device.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""

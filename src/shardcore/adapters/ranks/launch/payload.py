@@ -56,7 +56,7 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
         self._storages: dict[int, Any] = {}
 
     def reducer_override(self, value: Any) -> Any:
-        """Chooses how `value` is pickled: see `pickle.Pickler`."""
+        """Refuses by the rules; sends tensors in other ways than torch pickles them."""
         problem = self._rules.why_not(value)
         if problem:
             raise EnvironmentProblem(f"{problem}. {self._rules.remedy}")
@@ -227,7 +227,6 @@ _REMEDY = "Make it in the function."
 
 
 def _first(values: Any, rules: Rules) -> Iterator[str]:
-    """Yields the words for the first value that cannot be sent, by the variable that holds it."""
     for words, value in values:
         if not _can_be_sent(value, rules):
             yield _innermost(words, value, rules, {id(value)})
