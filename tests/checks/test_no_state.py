@@ -32,7 +32,7 @@ ALLOWED = {
     "bootstrap/ranks/sending.py: sys.modules": "likewise",
     "bootstrap/ranks/sending.py: sys.path": "likewise",
     "adapters/ranks/failure/watch.py: sys.excepthook": "put back when the watch stops",
-    "adapters/ranks/failure/interrupt.py: sys.unraisablehook": "likewise",
+    "adapters/ranks/failure/main_thread.py: sys.unraisablehook": "likewise",
     "reporting/errors.py: sys.excepthook": "put back by uninstall(); set by a failing command",
     "cli/scripts.py: sys.modules": "the user's script, where pickling looks for its classes",
     "adapters/torch_private/without_dtensor.py: sys.modules": "put back at the end of the `with`",

@@ -14,7 +14,8 @@ from shardcore.reporting.logs import log_of
 
 logger = log_of("install")
 
-# The oldest and the newest release of each package with which the tests were run.
+# The oldest and the newest release of each package with which the tests were run. A newer one is
+# not refused, but checked (ADR 30).
 TESTED = {"keras": ("3.13", "3.16"), "torch": ("2.10", "2.15")}
 # The names under which the index of packages has nightly builds.
 NIGHTLY = {"keras": "keras-nightly"}

@@ -11,12 +11,7 @@ import pluggy
 
 from shardcore import builtin_plugins
 from shardcore.bootstrap import plugin_calls
-from shardcore.domain.errors import (
-    PluginError,
-    PolicyError,
-    ShardcoreError,
-    StrategyError,
-)
+from shardcore.domain.errors import PluginError, PolicyError, ShardcoreError, StrategyError
 from shardcore.ports import hookspecs, policy, strategy
 from shardcore.ports.policy import PolicyEntry
 from shardcore.ports.strategy import StrategyEntry

@@ -1,4 +1,4 @@
-"""The self-check of `install()`, for Keras and torch that are newer than the tested releases."""
+"""The self-check of `install()`, for releases of Keras and torch newer than the tested (ADR 30)."""
 
 import importlib.util
 import pkgutil

@@ -18,6 +18,7 @@ from shardcore.domain.checkpoints.index import DTYPES, StoredVariable
 from shardcore.domain.errors import CheckpointError
 from shardcore.ports.checkpoints import Reader
 
+# The most variables of a file: a forged one may link to any number.
 _DATASETS = 10**6
 
 

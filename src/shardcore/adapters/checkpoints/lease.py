@@ -1,4 +1,4 @@
-"""The lease of a directory of checkpoints: one job at a time writes into it.
+"""The lease of a directory of checkpoints: one job at a time writes into it (ADR 53).
 
 A lease is a folder `.lease` with one empty file, whose name says who has it. A prepared folder is
 renamed to it, which fails while it has a file. To take it over from an owner that has ended, the
@@ -56,7 +56,7 @@ class Owner:
 
     @classmethod
     def here(cls, token: str) -> "Owner":
-        """Describes this process."""
+        """Describes this process by its start, and by the boot and the namespace of its host."""
         host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:64] or "unknown"
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")
         space = re.sub(r"\D", "", os.readlink("/proc/self/ns/pid"))

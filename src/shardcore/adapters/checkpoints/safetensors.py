@@ -1,4 +1,4 @@
-"""Files of the format safetensors: written piece by piece with a checksum, read slice by slice.
+"""Files of the format safetensors (ADR 31): written piece by piece, read slice by slice.
 
 The package `safetensors` writes a whole file from memory, and maps a whole file to read a slice.
 Its tests read what this module writes, and the reverse.

@@ -1,4 +1,4 @@
-"""The blocks of a model that repeat under the rules of a plan, so that some of them show all."""
+"""The blocks of a model that repeat under a plan: a few of them are traced for all (ADR 46)."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The search of policy `auto`: prices meshes and policies by traces of the model's step."""
+"""The search of policy `auto`: prices meshes and policies by traces of the step (ADR 41)."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,8 @@ def search_by_layer(
 ) -> list[Priced]:
     """Searches for layouts of policy `per_layer` that are faster than one policy for all layers.
 
-    On each mesh a step is traced under each policy for all layers, and divided among the layers.
+    On each mesh a step is traced under each policy for all layers, and divided among the layers
+    (ADR 51).
     The cheapest choices by these costs are traced again, and that trace has their price.
 
     Args:

@@ -2,8 +2,8 @@
 
 This process can be forked: `bootstrap.cost.auto` has another one search where it cannot. One forked
 process builds the model, without values and without a distribution. Of it a process is forked for
-each layout: the first rank of simulated ranks, which lays the model out. The process group, the
-names and the seeds of the caller stay as they are.
+each layout (ADR 47): the first rank of simulated ranks, which lays the model out. The process
+group, the names and the seeds of the caller stay as they are.
 """
 
 import multiprocessing

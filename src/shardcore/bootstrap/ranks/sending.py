@@ -89,6 +89,7 @@ class StartMessage:
         """Reads the message for this process; `take_over` reads the function and its data."""
         import pickle
 
+        # The folder is a temporary one of the user, which no other user may enter.
         sent: StartMessage = pickle.loads((folder / _FILE).read_bytes())
         return sent
 

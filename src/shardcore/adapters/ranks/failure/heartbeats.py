@@ -101,9 +101,7 @@ def waited_in_graph() -> RankMismatchError:
 
 
 def unmatched(
-    error: BaseException,
-    ended: Sequence[int] = (),
-    is_enough: Callable[[], bool] = lambda: False,
+    error: BaseException, ended: Sequence[int] = (), is_enough: Callable[[], bool] = lambda: False
 ) -> str:
     """Describes for whom this rank waited in vain in a collective, as a predicate; or nothing.
 

@@ -30,8 +30,7 @@ from shardcore.adapters.ranks.failure.end import (
     leave,
     store_may_be_gone,
 )
-from shardcore.adapters.ranks.failure.interrupt import Interrupt
-from shardcore.adapters.ranks.failure.main_thread import Cell, MainThread
+from shardcore.adapters.ranks.failure.main_thread import Cell, Interrupt, MainThread
 from shardcore.adapters.ranks.failure.neighbours import Neighbours
 from shardcore.adapters.ranks.failure.store import (
     TERMINATED,

@@ -1,4 +1,4 @@
-"""Real ranks on this machine: processes forked from this one.
+"""Real ranks on this machine: processes forked from this one (ADR 40).
 
 A forked process has the modules and functions of its parent, also those of a notebook's cells: it
 does not import torch and Keras again. It needs a system with `fork` (Linux, macOS).

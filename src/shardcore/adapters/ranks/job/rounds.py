@@ -139,6 +139,7 @@ class Message:
             ArgumentProblem: If its value could not be pickled there, or cannot be read here.
         """
         try:
+            # A rank of this job has written it: the store has verified its signature (ADR 42).
             message: Message = pickle.loads(packed)
         except Exception as error:
             raise ArgumentProblem(

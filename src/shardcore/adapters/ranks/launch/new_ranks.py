@@ -123,10 +123,7 @@ def _start(rank: int, workspace: Workspace, environment: Mapping[str, str]) -> R
     )
     for number in (sender, printed[0][1], printed[1][1]):
         os.close(number)
-    streams = (
-        Stream(printed[0][0], lambda: sys.stdout),
-        Stream(printed[1][0], lambda: sys.stderr),
-    )
+    streams = (Stream(printed[0][0], lambda: sys.stdout), Stream(printed[1][0], lambda: sys.stderr))
     return Rank(rank, _Interpreter(process), Connection(receiver, writable=False), streams)
 
 
