@@ -48,8 +48,8 @@ def call(function: Callable[[], T], name: str, package: str) -> T:
     if returned:
         return returned[0]
     if raised:
-        said = " ".join(f"{type(raised[0]).__name__}: {raised[0]}".split())
-        raise PluginError(f"{name} failed: {said}") from raised[0]
+        message = " ".join(f"{type(raised[0]).__name__}: {raised[0]}".split())
+        raise PluginError(f"{name} failed: {message}") from raised[0]
     _end(thread)
     raise PluginError(f"{name} has not returned after {SECONDS:g} seconds")
 

@@ -172,9 +172,9 @@ def _entries_of(
 ) -> list[E]:
     hooks: list[Any] = getattr(manager.hook, hook.name).get_hookimpls()
     name = f"its hook {hook.name}()"
-    its = [implementation.function for implementation in hooks if implementation.plugin is plugin]
+    functions = [hook_of.function for hook_of in hooks if hook_of.plugin is plugin]
     offered = plugin_calls.call(
-        lambda: [entry for function in its for entry in function()], name, package
+        lambda: [entry for function in functions for entry in function()], name, package
     )
     for entry in offered:
         if not isinstance(entry, hook.entry):
@@ -192,12 +192,12 @@ def _entries_of(
 
 
 def _check_hooks(manager: pluggy.PluginManager, plugin: object) -> None:
-    ours = [name for name in vars(hookspecs) if name.startswith("shardcore_")]
-    its = [caller.name for caller in manager.get_hookcallers(plugin) or ()]
-    if not its or not set(its) <= set(ours):
-        has = ", ".join(its) or "none; are they marked with @hookimpl?"
+    known = [name for name in vars(hookspecs) if name.startswith("shardcore_")]
+    own = [caller.name for caller in manager.get_hookcallers(plugin) or ()]
+    if not own or not set(own) <= set(known):
+        has = ", ".join(own) or "none; are they marked with @hookimpl?"
         raise PluginError(
-            f"the hooks of shardcore are {', '.join(ours)}, those of the plug-in {has}"
+            f"the hooks of shardcore are {', '.join(known)}, those of the plug-in {has}"
         )
 
 

@@ -200,4 +200,5 @@ def _launched_job() -> Job | None:
 
 
 def _is_of_peers(error: RuntimeError) -> bool:
+    # What gloo raises in the middle of a collective is a plain RuntimeError.
     return isinstance(error, dist.DistError) or "gloo" in text_of(error).lower()
