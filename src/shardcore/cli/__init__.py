@@ -32,7 +32,7 @@ from shardcore.reporting.status import Status
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command.
+    """Runs the command.
 
     Args:
         arguments: The words after the program's name, by default those of this process.
@@ -191,8 +191,7 @@ def _measure(options: argparse.Namespace) -> tuple[int, str]:
     if bootstrap.installation().processes.rank != 0:
         return 0, ""
     machines.write(machine, file)
-    text = json.dumps(machine.to_dict(), indent=2)
-    return 0, f"{text}\n" if options.json else f"{MachineReport(machine)}\n"
+    return 0, _json_text(machine.to_dict()) if options.json else f"{MachineReport(machine)}\n"
 
 
 # Each returns the exit code, and what it prints.
@@ -209,4 +208,4 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], tuple[int, str]]] = {
 def _result_text(result: Status | Explanation | Verification, options: argparse.Namespace) -> str:
     if result.rank != 0:
         return ""
-    return f"{json.dumps(result.to_dict(), indent=2) if options.json else result}\n"
+    return _json_text(result.to_dict()) if options.json else f"{result}\n"

@@ -59,7 +59,7 @@ class Source:
 
 @contextmanager
 def open_source(path: Path) -> Iterator[Source]:
-    """Opens a source.
+    """Opens a checkpoint, safetensors files or weights of Keras, which the path tells apart.
 
     Raises:
         CheckpointError: If it is none.

@@ -54,14 +54,6 @@ class PlannedRule:
     bytes_full: int
     reason: str
 
-    def row(self) -> tuple[str, ...]:
-        """Formats its cells in the table."""
-        return (
-            self.rule or "(no rule)", self.spec, " ".join(map(str, self.shapes)),
-            str(self.variables), str(self.outputs), human_bytes(self.bytes_here),
-            human_bytes(self.bytes_full), self.reason,
-        )  # fmt: skip
-
 
 @attrs.frozen
 class PlanReport(Report):
@@ -97,7 +89,7 @@ class PlanReport(Report):
 
     def table(self, width: int | None = None) -> Table:
         """Builds a table with a row per rule, and the sums."""
-        rows = [rule.row() for rule in self.rules]
+        rows: list[tuple[str, ...]] = [_row(rule) for rule in self.rules]
         variables, outputs = (
             str(sum(getattr(rule, name) for rule in self.rules))
             for name in ("variables", "outputs")
@@ -106,6 +98,14 @@ class PlanReport(Report):
         rows += [(), (f"{len(self.rules)} rules", "", "", *sums, "")]
         made_by = f"policy {self.policy}" if self.policy else "layouts of the program"
         return build(f"{made_by}, mesh {self.mesh}", COLUMNS, rows, width)
+
+
+def _row(rule: PlannedRule) -> tuple[str, ...]:
+    return (
+        rule.rule or "(no rule)", rule.spec, " ".join(map(str, rule.shapes)),
+        str(rule.variables), str(rule.outputs), human_bytes(rule.bytes_here),
+        human_bytes(rule.bytes_full), rule.reason,
+    )  # fmt: skip
 
 
 def plan_report(

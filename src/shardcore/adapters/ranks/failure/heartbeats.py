@@ -30,7 +30,7 @@ _IN_VAIN = ("timed out", "closed by peer", "reset by peer", "broken pipe")
 
 
 def send(store: SignedStore, number: int, state: ThreadState) -> None:
-    """Sends a heartbeat of this rank."""
+    """Writes where this rank is into the store, as its heartbeat `number`."""
     beat = Heartbeat(number, state.waits, state.line)
     store.set(f"heartbeat/{process_group.rank()}", json.dumps(asdict(beat)).encode())
 

@@ -84,7 +84,7 @@ class TorchState:
         )
 
     def restore(self) -> None:
-        """Restores it."""
+        """Restores it: the seed first, for devices that the other process has not used."""
         import torch
 
         torch.manual_seed(self.seed)  # of all devices
