@@ -55,18 +55,11 @@ _PUBLIC = {
     "engines_api": ["join_engines"],
     "plan_api": ["estimate_memory", "plan", "rules_report"],
     "tensor_api": [
-        "all_gather",
-        "all_gather_variable",
-        "all_reduce",
-        "distribute_model",
-        "distribute_tensor",
-        "distribute_variable",
-        "ensure_dtensor",
-        "ensure_dtensor_input",
-        "mesh_info",
+        "all_gather", "all_gather_variable", "all_reduce", "distribute_model", "distribute_tensor",
+        "distribute_variable", "ensure_dtensor", "ensure_dtensor_input", "mesh_info",
         "parallelize_torch_module",
     ],
-}
+}  # fmt: skip
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}
 
 __all__ = ["Link", "ShardcoreError", *_MODULE_OF]  # noqa: PLE0604 - of strings

@@ -153,7 +153,7 @@ def explain(model: KerasModel, batch: object, step: str = "train") -> Explanatio
 
 
 def agree(value: object, how: Literal["any", "all", "rank 0"] = "any") -> Any:
-    """Returns one decision for all ranks, such as whether to stop. All ranks call it together.
+    """Makes one decision for all ranks, such as whether to stop. All ranks call it together.
 
     A time limit, or a file that asks to stop, is seen by one rank before the others. A rank that
     leaves a loop alone would leave the others waiting.

@@ -35,7 +35,7 @@ def open_dtensor(
     gathered: Gathered = "per_use",
     links: Mapping[str, Link] = MappingProxyType({}),
 ) -> Strategy[Any]:
-    """Returns the strategy `dtensor` on `world`; on one device it is `single`.
+    """Opens the strategy `dtensor` on `world`; on one device it is `single`.
 
     Args:
         world: The mesh over the processes of the job.
@@ -60,7 +60,6 @@ def _open_manual(
     gathered: Gathered = "per_use",
     links: Mapping[str, Link] = MappingProxyType({}),
 ) -> Strategy[Any]:
-    """Returns the strategy `manual` on `world`, with the options of `dtensor`."""
     if world.mesh.size == 1:
         return SingleDeviceStrategy(world)
     from shardcore.adapters.engine.library import open_engine
@@ -70,7 +69,7 @@ def _open_manual(
 
 
 def why_no_dtensor() -> str | None:
-    """Returns None if `dtensor` is available, else the reason with its remedy."""
+    """Explains why `dtensor` is not available, with the remedy; None if it is."""
     reason = why_no_distributed()
     if reason is None:
         try:
@@ -81,7 +80,7 @@ def why_no_dtensor() -> str | None:
 
 
 def why_no_distributed() -> str | None:
-    """Returns None if `manual` is available, else the reason with its remedy."""
+    """Explains why `manual` is not available, with the remedy; None if it is."""
     try:
         if importlib.import_module("torch.distributed").is_available():
             return None

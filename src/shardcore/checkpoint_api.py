@@ -93,7 +93,7 @@ def load_checkpoint(
 
 
 def latest_checkpoint(directory: str | os.PathLike[str]) -> Path | None:
-    """Returns the newest complete checkpoint of a directory. All ranks call it together.
+    """Finds the newest complete checkpoint of a directory. All ranks call it together.
 
     It logs a warning for each one that is not complete.
 
@@ -111,7 +111,7 @@ def latest_checkpoint(directory: str | os.PathLike[str]) -> Path | None:
 
 
 def checkpoints() -> "Checkpoints":
-    """Returns what saves and loads checkpoints in folders, for the installation.
+    """Builds what saves and loads checkpoints in folders, for the installation.
 
     Raises:
         EnvironmentProblem: If shardcore is not installed.

@@ -48,20 +48,13 @@ def join_engines(
 def _become_rank(
     strategy: str, options: dict[str, object], notebook: int, environment: Mapping[str, str]
 ) -> str:
-    """Makes this engine the rank that the variables say; returns its device.
-
-    Args:
-        strategy: The strategy to install.
-        options: Its options.
-        notebook: The number of the process with which this one ends.
-        environment: The variables of the rank.
-    """
-    from shardcore.adapters.ranks.launch import engine_rank
+    """Makes this engine a rank, which ends with the process `notebook`; returns its device."""
+    from shardcore.adapters.ranks.launch import engines
 
     os.environ.update(environment)
     installation = bootstrap.install(strategy, options)
     installation.processes.initialize()
-    engine_rank.follow_cells(installation.processes)
-    engine_rank.end_with(notebook)
+    engines.follow_cells(installation.processes)
+    engines.end_with(notebook)
     status = bootstrap.status()
     return status.devices[status.rank]

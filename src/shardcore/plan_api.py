@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 from shardcore import bootstrap
 from shardcore.bootstrap import environment, planning
-from shardcore.bootstrap.cost import auto, estimating
+from shardcore.bootstrap.cost import auto
+from shardcore.bootstrap.cost.traces import reinstall
+from shardcore.bootstrap.ranks import launching
 from shardcore.domain.errors import PolicyError
 from shardcore.domain.layouts.paths.report import RulesReport
 from shardcore.ports.types import KerasModel, MeshLike
-from shardcore.reporting.cost.memory import MemoryReport
+from shardcore.reporting.cost.plan import MemoryReport
 
 if TYPE_CHECKING:
     from shardcore.binding.cost.plan import Plan
@@ -26,7 +28,7 @@ def plan(
     devices: int | None = None,
     **options: object,
 ) -> "Plan":
-    """Returns a layout map for the model, made by a policy: print it, edit it, use it.
+    """Plans a layout map for the model, by a policy: print it, edit it, use it.
 
     Build the model after that, under a distribution that uses the plan.
 
@@ -96,7 +98,7 @@ def plan(
 
 
 def estimate_memory(plan: "Plan", model: Callable[[], KerasModel], batch: object) -> MemoryReport:
-    """Returns the memory that a rank takes in a train step under a plan, before you have devices.
+    """Estimates the memory that a rank takes in a train step, before you have devices.
 
     Another process runs one eager step as the first of simulated ranks, on tensors that have shapes
     and no values: it needs no room for the model.
@@ -123,11 +125,44 @@ def estimate_memory(plan: "Plan", model: Callable[[], KerasModel], batch: object
         >>> shardcore.estimate_memory(plan, build, (x, y)).step["batch"]
         192
     """
-    return estimating.estimate_memory(plan, model, batch)
+    from shardcore.adapters.ranks.job import process_group
+
+    if not hasattr(plan, "distribute"):
+        raise PolicyError(f"Expected a plan of shardcore.plan(), got {plan!r}.", got=repr(plan))
+    if hasattr(model, "variables") or not callable(model):
+        raise PolicyError(
+            "The model is built without values, under the plan: give the function that builds and "
+            f"compiles it, got {model!r}.",
+            got=repr(model),
+        )
+    if process_group.has_others():
+        raise PolicyError(
+            "The step runs in a process that this one starts, which has joined a job: "
+            "estimate before the first DeviceMesh, DataParallel or list_devices(), with a plan "
+            "over a shardcore.domain.layouts.mesh.Mesh."
+        )
+    # The rules of a plan name layers as the next model of this process will.
+    return launching.run_separately("estimate_memory()", _measure_memory, plan, model, batch)
+
+
+def _measure_memory(plan: "Plan", build: Callable[[], KerasModel], batch: object) -> MemoryReport:
+    """Runs a step in this process, which becomes the first rank of simulated ones (ADR 39)."""
+    from shardcore.adapters.ranks.job import process_group
+
+    reinstall({})
+    if not process_group.is_started():
+        bootstrap.simulate(plan.mesh.size)
+    plan.distribute()
+    from shardcore.adapters.cost.memory import StepMemory
+    from shardcore.binding.inspection.without_values import estimate_memory as estimate
+
+    sessions = bootstrap.installation().binding.sessions
+    given = batch if callable(batch) else lambda: batch
+    return estimate(build, given, plan.policy, sessions, StepMemory())
 
 
 def rules_report(model: KerasModel) -> RulesReport | None:
-    """Returns which rule of the layout map each variable got, and the rules that match nothing.
+    """Lists which rule of the layout map each variable got, and the rules that match nothing.
 
     Args:
         model: The model, built under the distribution that is set.

@@ -23,7 +23,8 @@ PURE = ("domain/", "policies/")
 ALLOWED = {
     "bootstrap/__init__.py: global _installed": "the installation",
     "bootstrap/environment.py: os.environ": "KERAS_BACKEND, which uninstall() unsets",
-    "adapters/ranks/job/forked_ranks.py: os.environ": "of a rank, or of a short-lived one",
+    "adapters/ranks/job/forked_ranks.py: os.environ": "of a rank",
+    "adapters/ranks/launch/new_ranks.py: os.environ": "of a process that tries whether it can fork",
     "callback_api.py: environment.choose_backend() as it is imported": "its class is one of Keras",
     "engines_api.py: os.environ": "of a rank, in its own process",
     "bootstrap/ranks/sending.py: os.environ": "of a rank, in its own process",
@@ -31,7 +32,7 @@ ALLOWED = {
     "bootstrap/ranks/sending.py: sys.modules": "likewise",
     "bootstrap/ranks/sending.py: sys.path": "likewise",
     "adapters/ranks/failure/watch.py: sys.excepthook": "put back when the watch stops",
-    "adapters/ranks/failure/interrupt.py: sys.unraisablehook": "likewise",
+    "adapters/ranks/failure/main_thread.py: sys.unraisablehook": "likewise",
     "reporting/errors.py: sys.excepthook": "put back by uninstall(); set by a failing command",
     "cli/scripts.py: sys.modules": "the user's script, where pickling looks for its classes",
     "adapters/torch_private/tensors.py: sys.modules": "put back at the end of the `with`",

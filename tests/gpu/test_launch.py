@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import shardcore
-from shardcore.adapters.ranks.job import forked_ranks
+from shardcore.adapters.ranks.launch import new_ranks
 from shardcore.domain.errors import EnvironmentProblem, RankFailed
 from shardcore.domain.layouts.mesh import Mesh
 from shardcore.testing import run_ranks
@@ -112,7 +112,7 @@ def test_ranks_share_the_gpu(losses: list[float], caplog: pytest.LogCaptureFixtu
 
 
 def test_plans_and_estimates_are_made_after_the_gpu_was_used(losses: list[float]) -> None:
-    assert not forked_ranks.can_compute()
+    assert not new_ranks.fork_can_compute()
     with pytest.raises(EnvironmentProblem, match="Leave start= out"):
         shardcore.launch(train, 1, 1, start="fork")
     batch = keras.ops.convert_to_tensor(X), keras.ops.convert_to_tensor(X[:, :4])

@@ -45,7 +45,7 @@ _installed: Installation | None = None
 
 
 def installation() -> Installation:
-    """Returns the installation.
+    """Looks up the installation of this process.
 
     Raises:
         EnvironmentProblem: If shardcore is not installed.
@@ -56,12 +56,12 @@ def installation() -> Installation:
 
 
 def is_installed() -> bool:
-    """Returns whether shardcore is installed into Keras."""
+    """Tells whether shardcore is installed into Keras."""
     return _installed is not None
 
 
 def load_plugins() -> plugins.Plugins:
-    """Returns the strategies and policies that packages offer, with one warning of each problem."""
+    """Loads the strategies and policies that packages offer, with one warning of each problem."""
     if _installed is not None:
         return _installed.plugins
     loaded = plugins.load()
@@ -131,7 +131,7 @@ def simulate(ranks: int) -> None:
 
 
 def status() -> Status:
-    """Returns the strategy, the mesh, the devices and the versions in use."""
+    """Describes the strategy, the mesh, the devices and the versions in use."""
     versions = environment.versions()
     if _installed is None:
         return Status(False, None, {}, None, None, (), 0, 1, versions)

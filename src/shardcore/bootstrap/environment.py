@@ -14,7 +14,8 @@ from shardcore.reporting.logs import log_of
 
 logger = log_of("install")
 
-# The oldest and the newest release of each package with which the tests were run.
+# The oldest and the newest release of each package with which the tests were run. A newer one is
+# not refused, but checked (ADR 30).
 TESTED = {"keras": ("3.13", "3.16"), "torch": ("2.10", "2.15")}
 # The names under which the index of packages has nightly builds.
 NIGHTLY = {"keras": "keras-nightly"}
@@ -47,7 +48,7 @@ def choose_backend() -> bool:
 
 
 def check_versions() -> list[str]:
-    """Returns a sentence for each package that is newer than the tested releases.
+    """Checks Keras and torch; has a sentence for each that is newer than the tested releases.
 
     Raises:
         EnvironmentProblem: If Keras or torch is missing, or older than the tested releases.
@@ -94,7 +95,7 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 def package_version(package: str) -> str | None:
-    """Returns the version of a package or of its nightly build, None if neither is installed.
+    """Finds the version of a package or of its nightly build; None if neither is installed.
 
     Both install into one folder: if both are there, the release may be overwritten.
     """
@@ -108,7 +109,7 @@ def package_version(package: str) -> str | None:
 
 
 def versions() -> dict[str, str | None]:
-    """Returns the versions of Python, of shardcore, and of the packages that it works with."""
+    """Lists the versions of Python, of shardcore, and of the packages that it works with."""
     packages = ("shardcore", "keras", "torch", "numpy")
     return {"python": platform.python_version()} | {
         package: package_version(package) for package in packages

@@ -15,7 +15,7 @@ from shardcore.ports.policy import Choice, PolicyEntry
 
 
 def plan(policy: str, model: LayerFacts, mesh: Mesh, options: Mapping[str, object]) -> PlannedRules:
-    """Returns the rules that the policy gives, and the axes of the batch.
+    """Runs a policy on a model: for the rules, and the axes of the batch.
 
     Raises:
         PolicyError: If there is no such policy, it does not take the options, or what it gives
@@ -41,7 +41,6 @@ def plan(policy: str, model: LayerFacts, mesh: Mesh, options: Mapping[str, objec
 
 
 def _check_types(entry: PolicyEntry, options: Mapping[str, object]) -> None:
-    """Raises a PolicyError for an option that is not of the type that the policy annotates."""
     hints = get_type_hints(entry.plan)
     for name, value in options.items():
         kinds = _kinds(hints.get(name))
@@ -55,7 +54,7 @@ def _check_types(entry: PolicyEntry, options: Mapping[str, object]) -> None:
 
 
 def _kinds(hint: object) -> tuple[Any, ...]:
-    """Returns the classes of an annotation: of each member of a union, or of a generic alias.
+    """Lists the classes of an annotation: of each member of a union, or of a generic alias.
 
     Example:
         >>> _kinds(int | None) == (int, type(None)), _kinds(dict[str, int])

@@ -15,7 +15,7 @@ SECONDS = 60.0
 
 
 def call(function: Callable[[], T], name: str, package: str) -> T:
-    """Returns what `function`, which another package has written, returns.
+    """Calls `function`, which another package has written.
 
     It runs on another thread: only there can it be left alone if it hangs, and an interrupt of the
     user differs from a KeyboardInterrupt of the package.
@@ -48,8 +48,8 @@ def call(function: Callable[[], T], name: str, package: str) -> T:
     if returned:
         return returned[0]
     if raised:
-        said = " ".join(f"{type(raised[0]).__name__}: {raised[0]}".split())
-        raise PluginError(f"{name} failed: {said}") from raised[0]
+        message = " ".join(f"{type(raised[0]).__name__}: {raised[0]}".split())
+        raise PluginError(f"{name} failed: {message}") from raised[0]
     _end(thread)
     raise PluginError(f"{name} has not returned after {SECONDS:g} seconds")
 

@@ -11,12 +11,7 @@ import pluggy
 
 from shardcore import builtin_plugins
 from shardcore.bootstrap import plugin_calls
-from shardcore.domain.errors import (
-    PluginError,
-    PolicyError,
-    ShardcoreError,
-    StrategyError,
-)
+from shardcore.domain.errors import PluginError, PolicyError, ShardcoreError, StrategyError
 from shardcore.ports import hookspecs, policy, strategy
 from shardcore.ports.policy import PolicyEntry
 from shardcore.ports.strategy import StrategyEntry
@@ -94,7 +89,7 @@ class Offers(Generic[E]):
             self.broken[first] = reason
 
     def get(self, name: str, *others: str) -> E:
-        """Returns the entry of that name.
+        """Looks up the entry of that name.
 
         Raises:
             ShardcoreError: If there is none: it names those that there are, besides `others`, and
@@ -127,7 +122,7 @@ class Plugins:
 
 
 def load() -> Plugins:
-    """Returns all that packages offer; reasons against a package are recorded, not raised."""
+    """Loads all that packages offer; reasons against a package are recorded, not raised."""
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
     loaded = Plugins()
@@ -175,12 +170,11 @@ def _add_all(manager: pluggy.PluginManager, plugin: object, package: str, loaded
 def _entries_of(
     manager: pluggy.PluginManager, plugin: object, hook: Hook[E], package: str
 ) -> list[E]:
-    """Returns the entries that one plug-in offers by the hook, checked."""
     hooks: list[Any] = getattr(manager.hook, hook.name).get_hookimpls()
     name = f"its hook {hook.name}()"
-    its = [implementation.function for implementation in hooks if implementation.plugin is plugin]
+    functions = [hook_of.function for hook_of in hooks if hook_of.plugin is plugin]
     offered = plugin_calls.call(
-        lambda: [entry for function in its for entry in function()], name, package
+        lambda: [entry for function in functions for entry in function()], name, package
     )
     for entry in offered:
         if not isinstance(entry, hook.entry):
@@ -198,18 +192,17 @@ def _entries_of(
 
 
 def _check_hooks(manager: pluggy.PluginManager, plugin: object) -> None:
-    """Refuses a plug-in without a hook of shardcore, or with an unknown hook."""
-    ours = [name for name in vars(hookspecs) if name.startswith("shardcore_")]
-    its = [caller.name for caller in manager.get_hookcallers(plugin) or ()]
-    if not its or not set(its) <= set(ours):
-        has = ", ".join(its) or "none; are they marked with @hookimpl?"
+    known = [name for name in vars(hookspecs) if name.startswith("shardcore_")]
+    own = [caller.name for caller in manager.get_hookcallers(plugin) or ()]
+    if not own or not set(own) <= set(known):
+        has = ", ".join(own) or "none; are they marked with @hookimpl?"
         raise PluginError(
-            f"the hooks of shardcore are {', '.join(ours)}, those of the plug-in {has}"
+            f"the hooks of shardcore are {', '.join(known)}, those of the plug-in {has}"
         )
 
 
 def choose(wanted: str, offers: Offers[StrategyEntry]) -> tuple[StrategyEntry, dict[str, str]]:
-    """Returns the chosen strategy, and the reasons against the others by name.
+    """Chooses a strategy, with the reasons against the others by name.
 
     Raises:
         StrategyError: If there is no such strategy, or it cannot be used here.
@@ -236,7 +229,7 @@ def choose(wanted: str, offers: Offers[StrategyEntry]) -> tuple[StrategyEntry, d
 
 
 def with_options(entry: StrategyEntry, options: dict[str, object]) -> StrategyEntry:
-    """Returns `entry`, with `options` for the opening of its strategy.
+    """Binds `options` to the opening of a strategy.
 
     Raises:
         StrategyError: If it has no option of such a name, or the option takes other values: those
@@ -262,7 +255,7 @@ def with_options(entry: StrategyEntry, options: dict[str, object]) -> StrategyEn
 
 
 def _expected_values(name: str, value: object, annotation: object) -> str | None:
-    """Returns the values that option `name` takes; None if `value` is one, or any may be."""
+    """Describes the values that option `name` takes; None if `value` is one, or any may be."""
     origin, of = get_origin(annotation), get_args(annotation)
     if origin is Literal and value not in of:
         return " or ".join(f"{name}={choice!r}" for choice in of)
@@ -277,7 +270,7 @@ def _expected_values(name: str, value: object, annotation: object) -> str | None
 
 
 def most_preferred(usable: list[StrategyEntry]) -> StrategyEntry:
-    """Returns the entry with the highest preference."""
+    """Chooses the entry with the highest preference; those without are chosen by name only."""
     ranked = [(entry.preference, entry) for entry in usable if entry.preference is not None]
     return max(ranked, key=lambda pair: pair[0])[1]
 

@@ -1,4 +1,4 @@
-"""The self-check of `install()`, for Keras and torch that are newer than the tested releases."""
+"""The self-check of `install()`, for releases of Keras and torch newer than the tested (ADR 30)."""
 
 import importlib.util
 import pkgutil
@@ -33,7 +33,7 @@ def check(newer: Iterable[str]) -> None:
 
 
 def problems() -> list[str]:
-    """Returns what of Keras and torch does not fit, by name."""
+    """Lists what of Keras and torch does not fit, by name."""
     kinds = tomllib.loads(_NAMES.read_text())
     lost = [f"torch has no {name}" for name in missing(kinds, set(_left_out()))]
     # Without its private names, the adapters of torch cannot be imported.
@@ -63,7 +63,7 @@ def _holders(kind: str, name: str, of: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def has(holder: str, name: str) -> bool:
-    """Returns whether the module, class or object `holder` has `name`.
+    """Looks for `name` in the module, class or object `holder`.
 
     A private module that is not loaded is read as text: to import Inductor takes seconds.
     """

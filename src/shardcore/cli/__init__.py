@@ -7,11 +7,13 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 
 from shardcore import api, bootstrap, plan_api
-from shardcore.bootstrap.cost import machines
-from shardcore.cli import checkpoints, plans, scripts
+from shardcore.bootstrap.cost import auto, machines
+from shardcore.cli import checkpoints, scripts
 from shardcore.cli.arguments import (
+    DEFAULT_BATCH,
     DEFAULT_POLICY,
     UsageError,
     parse_mesh,
@@ -21,7 +23,8 @@ from shardcore.cli.arguments import (
 )
 from shardcore.cli.scripts import BATCH, build_model, function_of, load_script
 from shardcore.domain.errors import ShardcoreError, printable
-from shardcore.reporting.cost.machine import MachineReport
+from shardcore.domain.ranks.job import resolve_job
+from shardcore.reporting.cost.ranking import MachineReport
 from shardcore.reporting.errors import show_user_frames
 from shardcore.reporting.inspection.explanation import Explanation
 from shardcore.reporting.inspection.verification import Verification
@@ -29,7 +32,7 @@ from shardcore.reporting.status import Status
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command.
+    """Runs the command.
 
     Args:
         arguments: The words after the program's name, by default those of this process.
@@ -80,6 +83,74 @@ def _status(options: argparse.Namespace) -> tuple[int, str]:
     return 0, _result_text(api.status(), options)
 
 
+def _plan(options: argparse.Namespace) -> tuple[int, str]:
+    if (options.policy == auto.NAME) != (options.devices is not None):
+        raise UsageError("--policy auto goes with --devices N, the other policies with --mesh")
+    return _plan_automatically(options) if options.devices is not None else _plan_on_mesh(options)
+
+
+def _plan_automatically(options: argparse.Namespace) -> tuple[int, str]:
+    unused = [option for option in ("axes", "option") if getattr(options, option)]
+    if unused or options.memory is True:
+        name = unused[0] if unused else "memory without a size"
+        raise UsageError(f"--{name} is not for --policy auto: leave it out, or give a mesh")
+    file, name = parse_target(options.target)
+    api.install()
+    script = load_script(file)
+    has_rows = options.batch.isdecimal()
+    plan = plan_api.plan(
+        function_of(script, name),
+        policy=auto.NAME,
+        devices=options.devices,
+        batch=function_of(script, DEFAULT_BATCH if has_rows else options.batch, BATCH),
+        rows=int(options.batch) if has_rows else None,
+        machine=options.machine,
+        memory=options.memory,
+        host=options.host,
+    )
+    if options.python:
+        return 0, plan.to_python()
+    assert plan.ranking is not None
+    if options.json:
+        return 0, _json_text({**plan.to_dict(), "ranking": plan.ranking.to_dict()})
+    return 0, f"{plan.ranking}\n\n{plan}\n"
+
+
+def _plan_on_mesh(options: argparse.Namespace) -> tuple[int, str]:
+    unused = [option for option in ("host", "machine") if getattr(options, option)]
+    if unused or options.memory not in (None, True):
+        name = unused[0] if unused else f"memory {options.memory}"
+        raise UsageError(f"--{name} is for --policy auto: give --devices in place of --mesh")
+    file, name = parse_target(options.target)
+    mesh = parse_mesh(options.mesh, options.axes)
+    settings = dict(map(parse_option, options.option))
+    if options.python and (options.json or options.memory):
+        raise UsageError("--python prints a program: leave out --json and --memory")
+    policy = options.policy or DEFAULT_POLICY
+    api.install()
+    if options.memory:
+        scripts.simulate(mesh.size, "--memory")
+    elif resolve_job(environ=os.environ) is None:
+        bootstrap.simulate(mesh.size)  # for a function that makes a mesh of all devices
+    script = load_script(file)
+    build = function_of(script, name)
+    plan = plan_api.plan(build, mesh, policy, **settings)
+    if options.python:
+        return 0, plan.to_python()
+    memory = None
+    if options.memory:
+        batch: Callable[[], Any] = function_of(script, options.batch, BATCH)
+        memory = plan_api.estimate_memory(plan, build, batch)
+    if options.json:
+        more = {} if memory is None else {"memory": memory.to_dict()}
+        return 0, _json_text({**plan.to_dict(), **more})
+    return 0, f"{plan}\n" if memory is None else f"{plan}\n\n{memory}\n"
+
+
+def _json_text(data: dict[str, object]) -> str:
+    return json.dumps(data, indent=2) + "\n"
+
+
 def _explain(options: argparse.Namespace) -> tuple[int, str]:
     file, name = parse_target(options.target)
     mesh = None if options.mesh is None else parse_mesh(options.mesh, options.axes)
@@ -120,14 +191,13 @@ def _measure(options: argparse.Namespace) -> tuple[int, str]:
     if bootstrap.installation().processes.rank != 0:
         return 0, ""
     machines.write(machine, file)
-    text = json.dumps(machine.to_dict(), indent=2)
-    return 0, f"{text}\n" if options.json else f"{MachineReport(machine)}\n"
+    return 0, _json_text(machine.to_dict()) if options.json else f"{MachineReport(machine)}\n"
 
 
 # Each returns the exit code, and what it prints.
 COMMANDS: dict[str, Callable[[argparse.Namespace], tuple[int, str]]] = {
     "status": _status,
-    "plan": plans.run,
+    "plan": _plan,
     "explain": _explain,
     "verify": _verify,
     "measure": _measure,
@@ -136,7 +206,6 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], tuple[int, str]]] = {
 
 
 def _result_text(result: Status | Explanation | Verification, options: argparse.Namespace) -> str:
-    """Returns the text of a result; nothing on a rank that does not print."""
     if result.rank != 0:
         return ""
-    return f"{json.dumps(result.to_dict(), indent=2) if options.json else result}\n"
+    return _json_text(result.to_dict()) if options.json else f"{result}\n"

@@ -111,7 +111,7 @@ class UsageError(ShardcoreError, ValueError):
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the parser of the command line, which sets `command` to its first word."""
+    """Builds the parser of the command line, which sets `command` to its first word."""
     loaded = plugins.load()
     strategies, policies = loaded.strategies.entries, loaded.policies.entries
     listed = f"strategies:\n{_entry_lines(strategies)}\n\npolicies:\n{_entry_lines(policies)}"
@@ -201,7 +201,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _entry_lines(entries: Mapping[str, StrategyEntry | PolicyEntry]) -> str:
-    """Returns a line for each entry, wrapped at 80 columns."""
     below = " " * 22
     return "\n".join(
         line
@@ -211,7 +210,7 @@ def _entry_lines(entries: Mapping[str, StrategyEntry | PolicyEntry]) -> str:
 
 
 def parse_target(target: str) -> tuple[Path, str]:
-    """Returns the file and the function that `FILE[:FUNCTION]` names.
+    """Parses `FILE[:FUNCTION]` into an existing file and the name of a function.
 
     Raises:
         UsageError: If there is no such file, or the function has no name.
@@ -232,7 +231,7 @@ def parse_target(target: str) -> tuple[Path, str]:
 
 
 def parse_mesh(shape: str, names: str | None) -> Mesh:
-    """Returns the mesh of a shape and of the names of its axes.
+    """Parses the shape of a mesh, and the names of its axes.
 
     Raises:
         UsageError: If the shape is not written as 8, 2x4 or 2x2x2.
@@ -252,7 +251,7 @@ def parse_mesh(shape: str, names: str | None) -> Mesh:
 
 
 def parse_option(text: str) -> tuple[str, Any]:
-    """Returns the name and the value of an option: a Python literal, or else text.
+    """Parses the name and the value of an option: a Python literal, or else text.
 
     Raises:
         UsageError: If it is not written as NAME=VALUE.

@@ -38,7 +38,7 @@ def load_script(file: Path) -> ModuleType:
 def function_of(
     script: ModuleType, name: str, returned: str = "the model, FILE:FUNCTION"
 ) -> Callable[[], Any]:
-    """Returns the function `name` of a script.
+    """Looks up the function `name` of a script.
 
     Args:
         script: The module.
@@ -66,7 +66,7 @@ def _is_own_function(value: object, module_name: str) -> bool:
 
 
 def build_model(script: ModuleType, name: str) -> Any:
-    """Returns the Keras model that the function `name` of a script returns.
+    """Calls the function `name` of a script, and checks that it returns a built Keras model.
 
     Raises:
         UsageError: If there is no such function, or it returns anything else.

@@ -34,7 +34,7 @@ class Inspection(Report):
     index: Index
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the index as plain data, without the states of generators and data."""
+        """Converts the index to plain data, without the states of generators and data."""
         index = self.index
         return {
             "path": self.path,
@@ -47,7 +47,7 @@ class Inspection(Report):
         }
 
     def table(self, width: int | None = None) -> Table:
-        """Returns a table with a row per variable, and the sums."""
+        """Builds a table with a row per variable, and the sums."""
         index = self.index
         rows: list[tuple[str, ...]] = [
             (
@@ -77,7 +77,7 @@ class Inspection(Report):
 
 
 def _fields(variable: StoredVariable) -> dict[str, Any]:
-    """Returns a variable as plain data; `attrs.asdict` takes ten times as long."""
+    """Converts a variable to plain data; `attrs.asdict` takes ten times as long."""
     names = ("name", "path", "group", "dtype", "layout", "files")
     grid = {"shape": variable.grid.shape, "cuts": variable.grid.cuts}
     return {name: getattr(variable, name) for name in names} | {"grid": grid}

@@ -64,7 +64,7 @@ def strip_own_frames(error: BaseException) -> None:
 
 
 def traceback_of(error: BaseException) -> TracebackType | None:
-    """Returns the traceback of an error, also if its class replaces the attribute.
+    """Reads the traceback of an error, also if its class replaces the attribute.
 
     Example:
         >>> traceback_of(ValueError("of no line")) is None
@@ -75,12 +75,12 @@ def traceback_of(error: BaseException) -> TracebackType | None:
 
 
 def _attribute(error: BaseException, name: str) -> Any:
-    """Returns what Python itself has stored: a property of the error's class may raise."""
+    """Reads what Python itself has stored: a property of the error's class may raise."""
     return vars(BaseException)[name].__get__(error)
 
 
 def format_error(error: BaseException) -> str:
-    r"""Returns an error with its traceback, as far as its attributes can be read.
+    r"""Formats an error with its traceback, as far as its attributes can be read.
 
     Example:
         >>> format_error(ValueError("of no line"))
@@ -94,7 +94,7 @@ def format_error(error: BaseException) -> str:
 
 
 def _can_be_formatted(error: BaseException) -> bool:
-    """Returns whether Python can show all of an error: a property of its class may raise."""
+    """Tries whether Python can show all of an error: a property of its class may raise."""
     try:
         traceback.format_exception(type(error), error, traceback_of(error))
     except Exception:  # noqa: BLE001 - whatever the code of the error raises
@@ -130,7 +130,7 @@ def say(text: str) -> None:
 
 
 def user_line(frame: FrameType | None) -> str:
-    """Returns the innermost line of the user's code in a stack, such as "train.py:12".
+    """Finds the innermost line of the user's code in a stack, such as "train.py:12".
 
     Example:
         >>> user_line(None)
@@ -144,7 +144,7 @@ def user_line(frame: FrameType | None) -> str:
 
 
 def user_line_in(error: BaseException) -> str:
-    """Returns the innermost line of the user's code in the traceback of an error.
+    """Finds the innermost line of the user's code in the traceback of an error.
 
     Example:
         >>> user_line_in(ValueError("of no line"))

@@ -24,17 +24,16 @@ class Log(logging.LoggerAdapter[logging.Logger]):
     ) -> None:
         """Logs a message."""
         if self.isEnabledFor(level):
-            cleaned = printable(str(msg)), *map(_printable, args)
+            cleaned = printable(str(msg)), *map(_without_control, args)
             super().log(level, *cleaned, stacklevel=stacklevel + 1, **options)  # type: ignore[arg-type]
 
 
 def log_of(subject: str) -> Log:
-    """Returns the log of a subject, such as "checkpoints"."""
+    """Opens the log of a subject, such as "checkpoints"."""
     return Log(logging.getLogger(f"shardcore.{subject}"), {})
 
 
-def _printable(value: object) -> object:
-    """Returns a value as it is, or its text without control characters if it has some."""
+def _without_control(value: object) -> object:
     text = str(value)
     cleaned = printable(text)
     return value if cleaned == text else cleaned

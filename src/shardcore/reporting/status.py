@@ -49,7 +49,7 @@ class Status(Report):
     hosts: tuple[str, ...] = ()
 
     def table(self, width: int | None = None) -> Table:
-        """Returns a table of two columns, whose cells wrap."""
+        """Builds a table of two columns, whose cells wrap."""
         table = Table("what", "value", title="shardcore")
         table.add_row("strategy", self.strategy or "none: call shardcore.install()")
         for name, reason in self.passed_over.items():
@@ -105,13 +105,13 @@ class EnginesStatus(Report):
     ranks: tuple[EngineRank, ...]
 
     def table(self, width: int | None = None) -> Table:
-        """Returns a table with a row for each rank."""
+        """Builds a table with a row for each rank."""
         rows = [tuple(map(str, attrs.astuple(rank))) for rank in self.ranks]
         return build("ranks", ENGINE_COLUMNS, rows, width)
 
 
 def _runs(ranks: Sequence[int]) -> str:
-    """Returns ranks for people, those in a row by the first and the last: "ranks 0 to 3, 8"."""
+    """Writes ranks for people, those in a row by the first and the last: "ranks 0 to 3, 8"."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:

@@ -5,7 +5,7 @@ import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from textwrap import wrap
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import attrs
 from rich.console import Console, ConsoleOptions
@@ -37,7 +37,7 @@ class Column:
 def build(
     title: str, columns: Sequence[Column], rows: Iterable[Sequence[str]], width: int | None
 ) -> Table:
-    """Returns a table; an empty row separates sections.
+    """Builds a table; an empty row separates sections.
 
     Args:
         title: What stands above it.
@@ -70,15 +70,21 @@ def build(
 
 @attrs.frozen
 class Report(ABC):
-    """A result that prints as its table: all columns where they fit, else a narrow form."""
+    """A result that prints as its table: all columns where they fit, else a narrow form.
+
+    Attributes:
+        derived: The properties that its plain data have besides the fields.
+    """
+
+    derived: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def table(self, width: int | None = None) -> Table:
-        """Returns the result as a table of at most `width` columns of text."""
+        """Lays the result out as a table of at most `width` columns of text."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the same as plain data, fit for JSON."""
-        return attrs.asdict(self)
+        """Converts the result to plain data, fit for JSON."""
+        return attrs.asdict(self) | {name: getattr(self, name) for name in self.derived}
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
         table, room = self.table(), options.max_width
@@ -89,14 +95,14 @@ class Report(ABC):
         return self.text(shutil.get_terminal_size().columns)  # 80 without a terminal
 
     def text(self, width: int) -> str:
-        """Returns the table as text without colours, at most `width` columns wide."""
+        """Prints the table into a text without colours, at most `width` columns wide."""
         out = io.StringIO()
         Console(file=out, width=width, no_color=True).print(self)
         return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
 def shortened(path: str, room: int) -> str:
-    """Returns `path`, with an ellipsis in its middle if it is longer than `room`.
+    """Cuts out the middle of `path`, with an ellipsis, if it is longer than `room`.
 
     Example:
         >>> shortened("decoder/block_11/attention/query/kernel", 24)
@@ -108,7 +114,7 @@ def shortened(path: str, room: int) -> str:
 
 
 def human_bytes(count: int) -> str:
-    """Returns a number of bytes for people.
+    """Formats a number of bytes for people, in the unit that fits.
 
     Example:
         >>> human_bytes(999), human_bytes(1536), human_bytes(3 * 2**30)

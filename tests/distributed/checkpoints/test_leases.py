@@ -11,7 +11,7 @@ import keras
 import pytest
 
 import shardcore
-from shardcore.adapters.checkpoints import lease, owner
+from shardcore.adapters.checkpoints import lease
 from shardcore.domain.errors import CheckpointError
 from shardcore.testing import RankFailed, run_ranks
 from tests import warm
@@ -127,12 +127,12 @@ def quick(monkeypatch):
 
 def elsewhere(monkeypatch):
     """Lets this process be one of another host."""
-    here = owner.Owner.here
+    here = lease.Owner.here
 
     def other(token):
         return attrs.evolve(here(token), host="node-7", boot="0123abcd")
 
-    monkeypatch.setattr(owner.Owner, "here", other)
+    monkeypatch.setattr(lease.Owner, "here", other)
 
 
 def test_the_lease_of_another_host_that_lives_is_refused_and_of_a_dead_one_taken(

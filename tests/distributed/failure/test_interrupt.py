@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from shardcore.adapters.ranks.failure.interrupt import Interrupt
+from shardcore.adapters.ranks.failure.main_thread import Interrupt
 from shardcore.domain.errors import OtherRankFailed
 from shardcore.testing import run_ranks
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.ranks.failure import heartbeats, watch
-from shardcore.adapters.ranks.failure.requests import within
+from shardcore.adapters.ranks.failure.store import within
 from shardcore.adapters.ranks.job import exchange
 from shardcore.adapters.ranks.job.forked_ranks import free_port
 from shardcore.testing import RankFailed, run_ranks

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 import shardcore
-from shardcore.adapters.ranks.job import forked_ranks
-from shardcore.adapters.ranks.launch import process_state
+from shardcore.adapters.ranks.launch import new_ranks, process_state
 from shardcore.domain.errors import EnvironmentProblem
 from shardcore.domain.layouts.mesh import Mesh
 from shardcore.testing import run_ranks
@@ -140,8 +139,8 @@ def test_plans_and_estimates_of_another_process_are_those_of_a_fork(monkeypatch)
     search = partial(shardcore.plan, build, policy="auto", devices=2, rows=32)
     batch = np.ones((16, 8), "float32"), torch.ones(16, 4)
     found = []
-    for can_fork in (forked_ranks.can_compute, lambda: False):
-        monkeypatch.setattr(forked_ranks, "can_compute", can_fork)
+    for can_fork in (new_ranks.fork_can_compute, lambda: False):
+        monkeypatch.setattr(new_ranks, "fork_can_compute", can_fork)
         chosen = search(batch=batch)
         memory = shardcore.estimate_memory(plan, build, batch).to_dict()
         found.append((memory, str(chosen), str(chosen.ranking), list(chosen)))
@@ -150,7 +149,7 @@ def test_plans_and_estimates_of_another_process_are_those_of_a_fork(monkeypatch)
 
 
 def test_ranks_of_tests_are_new_interpreters_where_forked_ones_could_not_compute(monkeypatch):
-    monkeypatch.setattr(forked_ranks, "can_compute", lambda: False)
+    monkeypatch.setattr(new_ranks, "fork_can_compute", lambda: False)
 
     def total(rank):
         tensor = torch.tensor([rank + 1.0])
@@ -170,9 +169,9 @@ def test_a_fork_in_which_torch_refuses_to_compute_is_found(monkeypatch, name):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: seen)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
-    assert forked_ranks.can_compute()
+    assert new_ranks.fork_can_compute()
     monkeypatch.setattr(name, refused)
-    assert not forked_ranks.can_compute()
+    assert not new_ranks.fork_can_compute()
     with pytest.raises(EnvironmentProblem, match="Leave start= out"):
         shardcore.launch(print, 1, start="fork")
 

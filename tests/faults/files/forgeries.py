@@ -11,7 +11,7 @@ from copy import deepcopy
 
 import numpy as np
 
-from shardcore.adapters.checkpoints import changes, safetensors
+from shardcore.adapters.checkpoints import folders, safetensors
 from shardcore.domain.checkpoints.grid import Grid
 from shardcore.domain.checkpoints.header import header_of
 from shardcore.domain.checkpoints.index import Index, StoredVariable
@@ -86,7 +86,7 @@ def make(folder):
     ]
     versions, state = {"keras": "3.15.1"}, {"user": {"epoch": 3}, "generators": {"cpu": "00"}}
     index = Index(1, "(model=2)", versions, tuple(variables), tuple(written), state)
-    changes.write_index(folder, index)
+    folders.write_index(folder, index)
 
 
 def sign(folder, found):

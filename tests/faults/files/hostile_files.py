@@ -17,7 +17,7 @@ import time
 from argparse import Namespace
 from pathlib import Path
 
-from shardcore.adapters.checkpoints import changes, conversion, store
+from shardcore.adapters.checkpoints import conversion, folders, store
 from shardcore.cli import checkpoints
 from shardcore.domain.checkpoints.grid import Grid
 from shardcore.domain.checkpoints.index import Index, StoredFile, StoredVariable
@@ -123,7 +123,7 @@ def inspect_large():
             with file.open("wb") as empty:
                 empty.truncate(VARIABLES * 64 * 8)
             files.append(StoredFile(file.name, VARIABLES * 64 * 8, "0" * 64))
-        changes.write_index(folder, Index(1, "(model=8)", {}, variables, tuple(files), {}))
+        folders.write_index(folder, Index(1, "(model=8)", {}, variables, tuple(files), {}))
         began = time.monotonic()
         command = [sys.executable, "-m", "shardcore", "checkpoint", "inspect", base]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process:

@@ -15,9 +15,8 @@ from shardcore.domain.cost.collectives import (
 )
 from shardcore.domain.errors import ArgumentProblem
 from shardcore.domain.layouts.mesh import Mesh
-from shardcore.reporting.inspection.blocks import block
 from shardcore.reporting.inspection.explanation import Explanation
-from shardcore.reporting.inspection.step import svg
+from shardcore.reporting.inspection.picture import block, svg
 
 GATHER = Collective(
     "all_gather", "forward", "net/down", "aten.mm.default", ("model",), 2, 512, 512, (), (8, 32),

@@ -1,4 +1,4 @@
-"""The lease of a directory of checkpoints: one job at a time writes into it.
+"""The lease of a directory of checkpoints: one job at a time writes into it (ADR 53).
 
 A lease is a folder `.lease` with one empty file, whose name says who has it. A prepared folder is
 renamed to it, which fails while it has a file. To take it over from an owner that has ended, the
@@ -8,15 +8,16 @@ the file system: clocks of hosts differ.
 
 import errno
 import os
+import re
 import secrets
 import shutil
+import socket
 import threading
 import time
 from pathlib import Path
 
 import attrs
 
-from shardcore.adapters.checkpoints.owner import Owner
 from shardcore.domain.errors import CheckpointError
 from shardcore.reporting.logs import log_of
 
@@ -28,6 +29,80 @@ RENEWED_EVERY = 5.0  # seconds
 PATIENCE = 30.0  # seconds without a renewal, after which an owner on another host counts as dead
 _POLL_SECONDS = 0.2
 _RETRY_SECONDS = 0.01
+_DEAD = ("Z", "X", "x")  # states of a process that has ended; its parent has not asked for it
+
+
+@attrs.frozen
+class Owner:
+    """A process. Its number is used again after its end, so its start is a part of its name.
+
+    Args:
+        host: The name of its host.
+        pid: Its number, as it knows it itself.
+        ticks: Its start, in ticks since the host was booted.
+        started: Its start, in seconds since 1970.
+        boot: The boot of its host: a number that is drawn at each.
+        space: The namespace of process numbers that it is in: each container has one.
+        token: A random word, which makes each lease different.
+    """
+
+    host: str
+    pid: int
+    ticks: int
+    started: int
+    boot: str
+    space: str
+    token: str
+
+    @classmethod
+    def here(cls, token: str) -> "Owner":
+        """Describes this process by its start, and by the boot and the namespace of its host."""
+        host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:64] or "unknown"
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")
+        space = re.sub(r"\D", "", os.readlink("/proc/self/ns/pid"))
+        ticks = _stat(os.getpid())[1]
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+        return cls(host, os.getpid(), ticks, round(time.time() - age), boot, space, token)
+
+    @classmethod
+    def of_name(cls, name: str) -> "Owner | None":
+        """Parses the `name` of a process; None if it is none.
+
+        Example:
+            >>> owner = Owner("node-1", 12, 345, 1764259200, "b0", "9", "a1")
+            >>> Owner.of_name(owner.name) == owner
+            True
+        """
+        parts = name.split("_")
+        patterns = (r"[A-Za-z0-9.-]+", r"\d{1,10}", r"\d{1,20}", r"\d{1,12}", *[r"[0-9a-f]+"] * 3)
+        if len(parts) != len(patterns) or not all(map(re.fullmatch, patterns, parts)):
+            return None
+        host, pid, ticks, started, boot, space, token = parts
+        return cls(host, int(pid), int(ticks), int(started), boot, space, token)
+
+    @property
+    def name(self) -> str:
+        """The process as the name of a file."""
+        return "_".join(map(str, attrs.astuple(self)))
+
+    def __str__(self) -> str:
+        start = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.started))
+        return f"process {self.pid} on host {self.host!r}, started {start}"
+
+    def is_of_this_host(self, here: "Owner") -> bool:
+        """Tells whether the processes of this host are asked whether it lives."""
+        return (self.boot, self.space) == (here.boot, here.space)
+
+    def is_alive(self) -> bool:
+        """Tells whether a process of this host lives, and is not a later one of its number."""
+        try:
+            os.kill(self.pid, 0)
+            state, ticks = _stat(self.pid)
+        except PermissionError:  # of another user: it may be this one
+            return True
+        except (ProcessLookupError, FileNotFoundError):
+            return False
+        return ticks == self.ticks and state not in _DEAD
 
 
 @attrs.define(eq=False)
@@ -66,7 +141,7 @@ class Lease:
             )
 
     def use(self) -> "Lease":
-        """Returns this lease for one more user, or a new one if all have released it."""
+        """Adds a user to this lease; acquires a new one if all have released it."""
         with self._lock:
             if self._users:
                 self._users += 1
@@ -98,7 +173,7 @@ class Lease:
 
 
 def acquire(directory: Path) -> Lease:
-    """Returns the lease of a directory of checkpoints, which is made if it is missing.
+    """Acquires the lease of a directory of checkpoints, which is made if it is missing.
 
     An owner on this host that has ended does not count. One on another host is waited for until it
     renews its lease, 30 seconds at most.
@@ -122,8 +197,12 @@ def acquire(directory: Path) -> Lease:
 
 
 def owner_of(directory: Path) -> Owner | None:
-    """Returns the process that has the lease of a directory; None if it is free."""
-    return next(filter(None, map(Owner.of_name, _names_in(directory / LEASE))), None)
+    """Finds the process that has the lease of a directory; None if it is free."""
+    try:
+        names = sorted(os.listdir(directory / LEASE))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return next(filter(None, map(Owner.of_name, names)), None)
 
 
 @attrs.define(eq=False)
@@ -138,16 +217,15 @@ class _Acquisition:
     _waits: tuple[Owner, float] | None = attrs.field(default=None, init=False)
 
     def run(self) -> None:
-        while not self._is_free():
+        while not self._take_free():
             other = owner_of(self.directory)
-            if other is not None and self._has_ended(other) and self._take(other):
+            if other is not None and self._has_ended(other) and self._take_over(other):
                 return
             if time.monotonic() > self._deadline:
                 raise _refusal(self.directory, other)
             time.sleep(_POLL_SECONDS if self._waits else _RETRY_SECONDS)
 
-    def _is_free(self) -> bool:
-        """Returns whether the lease had no owner, and has this one now."""
+    def _take_free(self) -> bool:
         try:
             os.rename(self.prepared, self.directory / LEASE)
         except OSError as error:
@@ -156,8 +234,7 @@ class _Acquisition:
             return False
         return True
 
-    def _take(self, other: Owner) -> bool:
-        """Returns whether the lease was taken over from `other`, which no other process did."""
+    def _take_over(self, other: Owner) -> bool:
         folder = self.directory / LEASE
         try:
             os.rename(folder / other.name, folder / self.own.name)
@@ -168,7 +245,7 @@ class _Acquisition:
         return True
 
     def _has_ended(self, other: Owner) -> bool:
-        """Returns whether `other` has ended, as far as it is known yet.
+        """Finds out whether `other` has ended, as far as it is known yet.
 
         Raises:
             CheckpointError: If it has not.
@@ -183,12 +260,8 @@ class _Acquisition:
             return False
         if self._waits is None or self._waits[0] != other:
             self._waits = other, renewed
-            logger.warning(
-                "%s has the lease of %s: waiting up to %.0f s whether it lives",
-                other,
-                self.directory,
-                PATIENCE,
-            )
+            wait = "%s has the lease of %s: waiting up to %.0f s whether it lives"
+            logger.warning(wait, other, self.directory, PATIENCE)
         if renewed != self._waits[1]:
             raise _refusal(self.directory, other)
         file = self.prepared / self.own.name
@@ -204,20 +277,19 @@ def _remove_prepared(directory: Path, own: Owner) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _names_in(folder: Path) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
 def _time_of(file: Path) -> float:
-    """Returns the time of a file. It is opened, so that no cache of a network answers."""
+    """Reads the time of a file. It is opened, so that no cache of a network answers."""
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
     try:
         return os.fstat(descriptor).st_mtime
     finally:
         os.close(descriptor)
+
+
+def _stat(pid: int) -> tuple[str, int]:
+    """Reads the state of a process, and its start in ticks since the boot."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return fields[0], int(fields[19])  # man 5 proc_pid_stat: starttime is field 22, state is 3
 
 
 def _refusal(directory: Path, other: Owner | None) -> CheckpointError:

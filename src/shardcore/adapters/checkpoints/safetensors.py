@@ -1,4 +1,4 @@
-"""Files of the format safetensors: written piece by piece with a checksum, read slice by slice.
+"""Files of the format safetensors (ADR 31): written piece by piece, read slice by slice.
 
 The package `safetensors` writes a whole file from memory, and maps a whole file to read a slice.
 Its tests read what this module writes, and the reverse.
@@ -58,7 +58,7 @@ class SafetensorsFile:
     _descriptor: int
 
     def entry(self, key: str, dtype: str, shape: tuple[int, ...]) -> Entry:
-        """Returns the tensor `key`, which has this dtype and shape.
+        """Looks up the tensor `key`, which has this dtype and shape.
 
         Raises:
             CheckpointError: If it is missing, or has another dtype or shape.
@@ -142,7 +142,6 @@ def open_file(path: Path, checksum: str | None = None) -> Iterator[SafetensorsFi
 
 
 def _checksum_of(descriptor: int) -> str:
-    """Returns the SHA-256 of an open file, which it reads in parts."""
     checksum, offset = hashlib.sha256(), 0
     while part := os.pread(descriptor, _READ_AT_ONCE, offset):
         checksum.update(part)
@@ -151,7 +150,6 @@ def _checksum_of(descriptor: int) -> str:
 
 
 def _entries(descriptor: int) -> dict[str, Entry]:
-    """Returns the tensors of a file."""
     size = os.fstat(descriptor).st_size
     length = int.from_bytes(os.pread(descriptor, PREFIX, 0), "little")
     if length > min(size - PREFIX, bounds.HEADER_BYTES):

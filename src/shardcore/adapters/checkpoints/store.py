@@ -14,7 +14,7 @@ from pathlib import Path
 
 import attrs
 
-from shardcore.adapters.checkpoints import changes, folders, safetensors
+from shardcore.adapters.checkpoints import folders, safetensors
 from shardcore.adapters.checkpoints.lease import acquire
 from shardcore.adapters.checkpoints.safetensors import SafetensorsFile
 from shardcore.adapters.ranks.job import process_group
@@ -107,7 +107,7 @@ class FileSave:
         with suppress(CheckpointError):
             lease = self.commit.lease.use()
             try:
-                changes.discard(lease, self.folder)
+                folders.discard(lease, self.folder)
             finally:
                 lease.release()
 
@@ -131,7 +131,6 @@ class FileSave:
         os.rename(unfinished, report)
 
     def _complete(self) -> None:
-        """Writes the index when the files of all ranks are there, and ends the use of the lease."""
         if self.commit is None:
             return
         try:
@@ -141,16 +140,16 @@ class FileSave:
 
     def _commit_files(self, commit: Commit) -> None:
         files = tuple(self._report(rank) for rank in range(commit.ranks))
-        changes.write_index(self.folder, attrs.evolve(commit.index, files=files))
+        folders.write_index(self.folder, attrs.evolve(commit.index, files=files))
         for report in self.folder.glob("rank-*.json"):
             report.unlink()
-        target = changes.complete(commit.lease, self.folder)
+        target = folders.complete(commit.lease, self.folder)
         if commit.keep is not None:
-            changes.keep_newest(commit.lease, commit.keep)
+            folders.keep_newest(commit.lease, commit.keep)
         logger.info("%s is complete", target)
 
     def _report(self, rank: int) -> StoredFile:
-        """Returns the file of `rank`, when it is written."""
+        """Waits until the file of `rank` is written."""
         report = self.folder / f"rank-{rank:05d}.json"
         deadline = time.monotonic() + process_group.seconds(None)
         while not report.exists():
@@ -174,7 +173,7 @@ class FolderStore:
     """Checkpoints in folders, each with one file for each rank that saved it."""
 
     lease = staticmethod(acquire)
-    begin = staticmethod(changes.begin)
+    begin = staticmethod(folders.begin)
     path = staticmethod(folders.path)
     latest = staticmethod(folders.latest)
     find = staticmethod(folders.find)
@@ -235,7 +234,7 @@ class FolderReader:
                 yield file, entry, common.within(box), part.local_box(common)
 
     def _file(self, number: int) -> SafetensorsFile:
-        """Returns a file of pieces, with its checksum compared if that is this process's share."""
+        """Opens a file once; compares its checksum if that is this process's share."""
         if number not in self._files:
             stored = self.index.files[number]
             path = folders.current_path(self.checkpoint) / stored.name

@@ -123,7 +123,7 @@ class TorchProcesses:
         return devices.device_type()
 
     def gather(self, fact: object, what: str = "a comparison of values") -> list[Any]:
-        """Returns `fact` of every process, in rank order; `what` is the call that needs it."""
+        """Collects `fact` of every process, in rank order; `what` is the call that needs it."""
         return exchange.gather(fact, what)
 
     def barrier(self, what: str) -> None:
@@ -194,11 +194,11 @@ class TorchProcesses:
 
 
 def _launched_job() -> Job | None:
-    """Returns the job that the launcher's variables describe; None if they describe none."""
     with suppress(EnvironmentProblem):  # which joining shows; a process alone needs no job
         return resolve_job(environ=os.environ)
     return None
 
 
 def _is_of_peers(error: RuntimeError) -> bool:
+    # What gloo raises in the middle of a collective is a plain RuntimeError.
     return isinstance(error, dist.DistError) or "gloo" in text_of(error).lower()

@@ -23,7 +23,7 @@ from shardcore.domain.checkpoints.contents import divide, pieces_of_rank
 from shardcore.domain.cost.events import highest
 from shardcore.domain.errors import EnvironmentProblem, PolicyError, ShardcoreError, describe_error
 from shardcore.ports.measurement import MemoryTracer
-from shardcore.reporting.cost.memory import MemoryReport
+from shardcore.reporting.cost.plan import MemoryReport
 
 # torch 2.10 to 2.15 says so, and has no name by which to ask before.
 _OF_A_FORK = "autograd's threading in combination with fork"

@@ -21,7 +21,7 @@ OPTIONS = ("batch", "rows", "machine", "memory", "host")
 
 
 def plan(model: object, mesh: object, devices: int | None, options: Mapping[str, Any]) -> Any:
-    """Returns the plan with the shortest predicted step; its `ranking` has the others.
+    """Searches for the plan with the shortest predicted step; its `ranking` has the others.
 
     Raises:
         PolicyError: If an option is wrong, no layout fits, or the step fails without values.
@@ -53,11 +53,11 @@ def plan(model: object, mesh: object, devices: int | None, options: Mapping[str,
 
 
 def _search(request: TraceRequest, devices: int, machine: Machine, facts: LayerFacts) -> Ranking:
-    """Returns the ranking, of another process if one that is forked from this could not trace."""
-    from shardcore.adapters.ranks.job import forked_ranks
+    """Searches here, or in another process if one that is forked from this could not trace."""
+    from shardcore.adapters.ranks.launch import new_ranks
 
     arguments = (request, devices, machine, facts)
-    if forked_ranks.can_compute():
+    if new_ranks.fork_can_compute():
         return search.search(*arguments)
     return launching.run_separately("plan(policy='auto')", search.search, *arguments)
 
@@ -67,7 +67,6 @@ def _is_count(value: object) -> bool:
 
 
 def _checked_builder(model: object, options: Mapping[str, object]) -> Callable[[], Any]:
-    """Returns the function that builds the model, after a check of all that is given."""
     unknown = [name for name in options if name not in OPTIONS]
     if unknown:
         raise PolicyError(
@@ -95,7 +94,7 @@ def _checked_builder(model: object, options: Mapping[str, object]) -> Callable[[
 
 
 def _machine(options: Mapping[str, Any]) -> Machine:
-    """Returns the machine of the options, or the one at hand, with their host and memory."""
+    """Chooses the machine of the options, or the one at hand, with their host and memory."""
     given = options.get("machine") or machines.here() or DEFAULT_MACHINE
     machine = given if isinstance(given, Machine) else machines.find(str(given))
     if options.get("host") is not None:

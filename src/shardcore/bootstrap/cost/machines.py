@@ -19,7 +19,7 @@ logger = log_of("plan")
 
 
 def find(name_or_file: str) -> Machine:
-    """Returns a well-known machine by its name, or the one that a JSON or TOML file describes.
+    """Looks up a well-known machine by its name, or reads the one in a JSON or TOML file.
 
     Raises:
         MachineError: If there is no such machine or file, or the file describes none.
@@ -54,7 +54,7 @@ def find(name_or_file: str) -> Machine:
 
 
 def here() -> Machine | None:
-    """Returns the well-known machine whose CUDA devices this process sees; None for others.
+    """Recognizes the well-known machine whose CUDA devices this process sees; None for others.
 
     It has as many devices a host as this process sees, with their memory.
     """
@@ -89,7 +89,7 @@ def write(machine: Machine, file: Path) -> None:
 
 
 def bytes_of(size: int | str) -> int:
-    """Returns a number of bytes: an integer, or text such as "80GB" or "74.5 GiB".
+    """Parses a number of bytes: an integer, or text such as "80GB" or "74.5 GiB".
 
     Raises:
         MachineError: If it is neither.
@@ -111,7 +111,7 @@ def bytes_of(size: int | str) -> int:
 
 
 def measure(name: str) -> Machine:
-    """Returns the description of this machine; if ranks differ, of the slowest one.
+    """Measures this machine; if ranks differ, the slowest one counts.
 
     A link that no two ranks use is a default of `collective_cost`. A collective: all ranks call it.
 

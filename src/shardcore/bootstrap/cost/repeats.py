@@ -1,4 +1,4 @@
-"""The blocks of a model that repeat under the rules of a plan, so that some of them show all."""
+"""The blocks of a model that repeat under a plan: a few of them are traced for all (ADR 46)."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ def trace_steps(
     machine: Machine,
     repeats: "Repeats",
 ) -> list[tuple[RankStep, ...]]:
-    """Returns the steps of candidates; candidates of a group share a trace.
+    """Traces the steps of candidates; candidates of a group share a trace.
 
     A trace has only as many of the repeated blocks as it needs.
 
@@ -92,7 +92,7 @@ def _job(group: Sequence[PlannedCandidate], repeats: "Repeats") -> Job:
 
 
 def _with_runs(job: Job, runs: tuple[Run, ...], repeats: "Repeats") -> Job:
-    """Returns a job with runs; if it traces blocks that the short model lacks, planned by all."""
+    """Sets the runs of a job; if it traces blocks that the short model lacks, plans it by all."""
     if [run.traced for run in runs] == repeats.shortest:
         return attrs.evolve(job, runs=runs)
     candidate = job.planned.candidate
@@ -101,7 +101,7 @@ def _with_runs(job: Job, runs: tuple[Run, ...], repeats: "Repeats") -> Job:
 
 
 def _copied_and_traced(job: Job, repeats: "Repeats") -> tuple[Job, Job]:
-    """Returns the jobs of a step with one more block of each run: a copy, and a traced one."""
+    """Makes two jobs of a step with one more block of each run: a copy, and a traced one."""
     more = tuple(attrs.evolve(run, last=run.last + 1) for run in job.runs)
     pairs = zip(job.runs, more, strict=True)
     copies = tuple(attrs.evolve(run, paths=longer.traced) for run, longer in pairs)
@@ -132,7 +132,7 @@ class Repeats:
 
     @classmethod
     def of(cls, facts: LayerFacts) -> "Repeats":
-        """Returns the runs whose layers have names that no other layer of the model has."""
+        """Finds the runs whose layers have names that no other layer of the model has."""
         names = Counter(layer.name for layer in facts.layers())
         runs = (tuple(run) for run in _outermost_runs(facts))
         return cls(facts, tuple(run for run in runs if all(names[e.name] == 1 for e in run)))
@@ -159,7 +159,7 @@ class Repeats:
         return {run.traced[1]: 1 + len(run.copied) for run in shortest if run.copied}
 
     def runs_of(self, planned: PlannedCandidate) -> tuple[Run, ...]:
-        """Returns the runs that are shortened in the trace of a candidate.
+        """Finds the runs that are shortened in the trace of a candidate.
 
         The rules of the blocks of the short model must be equal.
         """
@@ -179,7 +179,7 @@ def _paths(run: Sequence[LayerFacts]) -> tuple[str, ...]:
 
 
 def _without_blocks(layer: LayerFacts, replaced: Mapping[str, str]) -> LayerFacts:
-    """Returns the facts of a layer without blocks; `replaced` has what stands in, by path."""
+    """Leaves blocks out of the facts of a layer; `replaced` has what stands in, by path."""
     stand_in = {
         child.name: replaced[child.path] for child in layer.children if child.path in replaced
     }
@@ -207,14 +207,14 @@ def _outermost_runs(layer: LayerFacts) -> Iterator[list[LayerFacts]]:
 
 
 def specs_in(layer: LayerFacts, rules: Rules) -> list[tuple[DimSpec, ...] | None]:
-    """Returns the specs of the variables and the outputs of a layer and all in it, in order."""
+    """Lists the specs of the variables and the outputs of a layer and all in it, in order."""
     paths = [variable.path for variable in layer.all_variables()]
     paths += [inner.output_path for inner in layer.layers() if inner.output_path]
     return [None if match is None else match.value for match in map(rules.match, paths)]
 
 
 def _span(block: LayerFacts, facts: LayerFacts, planned: PlannedCandidate) -> int:
-    """Returns the number of blocks whose all-gathered weights the engine holds at a time."""
+    """Counts the blocks whose all-gathered weights the engine holds at a time."""
     in_all, in_block = _held_bytes(facts, planned), _held_bytes(block, planned)
     return max(
         (
@@ -227,7 +227,6 @@ def _span(block: LayerFacts, facts: LayerFacts, planned: PlannedCandidate) -> in
 
 
 def _held_bytes(layer: LayerFacts, planned: PlannedCandidate) -> Counter[WeightSize]:
-    """Returns the bytes of the all-gathered weights of each size that the engine holds."""
     held: Counter[WeightSize] = Counter()
     for variable in layer.all_variables():
         gathered = _gathered_bytes(variable, planned)
@@ -238,7 +237,7 @@ def _held_bytes(layer: LayerFacts, planned: PlannedCandidate) -> Counter[WeightS
 
 
 def _gathered_bytes(variable: VariableFacts, planned: PlannedCandidate) -> int:
-    """Returns the bytes of a weight that is all-gathered over the axes of the batch; else 0.
+    """Counts the bytes of a weight that is all-gathered over the axes of the batch; else 0.
 
     It stays sharded over the other axes.
     """

@@ -1,4 +1,4 @@
-"""The search of policy `auto`: prices meshes and policies by traces of the model's step."""
+"""The search of policy `auto`: prices meshes and policies by traces of the step (ADR 41)."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -31,9 +31,10 @@ MESHES = 2
 def search_by_layer(
     priced: Sequence[Priced], request: TraceRequest, machine: Machine, repeats: Repeats
 ) -> list[Priced]:
-    """Returns layouts of policy `per_layer` that are faster than one policy for all layers.
+    """Searches for layouts of policy `per_layer` that are faster than one policy for all layers.
 
-    On each mesh a step is traced under each policy for all layers, and divided among the layers.
+    On each mesh a step is traced under each policy for all layers, and divided among the layers
+    (ADR 51).
     The cheapest choices by these costs are traced again, and that trace has their price.
 
     Args:
@@ -83,7 +84,7 @@ def _steps(
 
 
 def _meshes(priced: Sequence[Priced]) -> list[Mesh]:
-    """Returns the meshes of the fastest layouts, each with another number of model ranks."""
+    """Chooses the meshes of the fastest layouts, each with another number of model ranks."""
     meshes: dict[tuple[int, ...], Mesh] = {}
     for layout in sorted(priced, key=lambda layout: layout.cost.seconds):
         mesh = _with_replicas(layout.mesh)
@@ -93,7 +94,7 @@ def _meshes(priced: Sequence[Priced]) -> list[Mesh]:
 
 
 def _with_replicas(mesh: Mesh) -> Mesh | None:
-    """Returns the mesh `(replica, shard, ...)` like another one; None if it has other axes."""
+    """Renames the axes of a mesh to `(replica, shard, ...)`; None if it has other axes."""
     if mesh.axis_names[0] == "replica":
         return mesh
     if mesh.axis_names not in (("data",), ("data", "model")):
@@ -102,7 +103,7 @@ def _with_replicas(mesh: Mesh) -> Mesh | None:
 
 
 def _uniform(mesh: Mesh, repeats: Repeats) -> list[PlannedCandidate]:
-    """Returns a candidate for each policy for all layers; of those with equal rules the first."""
+    """Plans each policy for all layers; of those with equal rules the first."""
     by_rules: dict[object, PlannedCandidate] = {}
     for name in policies_on(mesh):
         candidate = Candidate(NAME, mesh, BATCH_NDIM, {"otherwise": name})
@@ -140,12 +141,11 @@ class _Costs:
 
     @property
     def seconds(self) -> float:
-        """The seconds of the fastest that fits."""
         fit = (cost.seconds for cost in self.costs if cost.peak <= self.machine.memory)
         return min(fit, default=float("inf"))
 
     def cheapest(self, groups: Sequence[Sequence[str]]) -> Candidate | None:
-        """Returns the cheapest policies for groups of layers; None if they are all the same."""
+        """Chooses the cheapest policies for groups of layers; None if they are all the same."""
         layers = [[self._layer(step.layers[group[0]]) for step in self.steps] for group in groups]
         # What is no variable of a layer takes as much as under the policy under which it has most.
         others = max(
@@ -160,7 +160,7 @@ class _Costs:
         return self._candidate(groups, names) if len(set(names)) > 1 else None
 
     def _candidate(self, groups: Sequence[Sequence[str]], names: Sequence[str]) -> Candidate:
-        """Returns the candidate with these policies; its options leave out the most frequent."""
+        """Builds the candidate with these policies; its options leave out the most frequent."""
         otherwise, _ = Counter(names).most_common(1)[0]
         by_path = {
             path: name
@@ -180,14 +180,14 @@ class _Costs:
         return LayerCost(cost.compute + moved - hidden, moved, cost.peak)
 
     def _name(self, layer: str, number: int) -> str:
-        """Returns the policy of that number, or the first that gives a layer the same layout."""
+        """Names the policy of that number, or the first that gives a layer the same layout."""
         specs = [specs_in(self.layers[layer], planned.plan.by_path) for planned in self.planned]
         name: str = self.planned[specs.index(specs[number])].candidate.options["otherwise"]
         return name
 
 
 def search(request: TraceRequest, devices: int, machine: Machine, facts: LayerFacts) -> Ranking:
-    """Returns the candidates that fit, the fastest first, and the others with the reason.
+    """Prices the candidates: those that fit, the fastest first, and the others with the reason.
 
     Args:
         request: The model and the batch.
@@ -235,7 +235,7 @@ def plan_candidate(
     facts: LayerFacts,
     times: Mapping[str, int] = MappingProxyType({}),
 ) -> PlannedCandidate | PassedOver:
-    """Returns a candidate with the rules of its policy; or the reason why it needs no trace.
+    """Plans a candidate by its policy; or says why it needs no trace.
 
     `times` has, by path, the number of blocks for which a block of `facts` stands, if not for one.
     """
@@ -253,7 +253,7 @@ def plan_candidate(
 
 
 def _least_bytes(planned: PlannedCandidate, facts: LayerFacts, times: Mapping[str, int]) -> int:
-    """Returns the bytes of the variables and their gradients, which every step holds at once."""
+    """Sums the bytes of the variables and their gradients, which every step holds at once."""
     rules = planned.plan.by_path
     mesh = planned.candidate.mesh
 

@@ -2,8 +2,8 @@
 
 This process can be forked: `bootstrap.cost.auto` has another one search where it cannot. One forked
 process builds the model, without values and without a distribution. Of it a process is forked for
-each layout: the first rank of simulated ranks, which lays the model out. The process group, the
-names and the seeds of the caller stay as they are.
+each layout (ADR 47): the first rank of simulated ranks, which lays the model out. The process
+group, the names and the seeds of the caller stay as they are.
 """
 
 import multiprocessing
@@ -87,7 +87,7 @@ class Job:
 def steps(
     jobs: Sequence[Job], request: TraceRequest, machine: Machine, facts: LayerFacts
 ) -> list[tuple[RankStep, ...] | None]:
-    """Returns the steps of each job on its meshes; None if blocks of its runs differ.
+    """Traces the steps of each job on its meshes; None if blocks of its runs differ.
 
     Jobs that trace the same blocks share a model. Each core traces one job of a model at a time.
 
@@ -118,7 +118,7 @@ _Result = TypeVar("_Result")
 
 
 def _run_forked(work: Callable[[int], _Result | ShardcoreError], count: int) -> list[_Result]:
-    """Returns what `work` returns, in processes that are forked for it; raises its first error."""
+    """Runs `work` in processes that are forked for it; raises its first error."""
     from shardcore.adapters.ranks.job import forked_ranks
     from shardcore.adapters.ranks.job.started_ranks import Case
 
@@ -135,7 +135,7 @@ def _run_forked(work: Callable[[int], _Result | ShardcoreError], count: int) -> 
 def _trace_on_model(
     jobs: Sequence[Job], request: TraceRequest, machine: Machine, facts: LayerFacts
 ) -> list[_JobSteps] | ShardcoreError:
-    """Returns the steps of jobs with the same blocks, which share a model; or the first error."""
+    """Traces jobs with the same blocks, which share a model; or returns the first error."""
     from shardcore.adapters.ranks.job import cores
 
     processes = min(cores.available(), len(jobs))
@@ -153,7 +153,7 @@ def _trace_on_model(
 def _trace_next_jobs(
     model: "_Model", begun: "Synchronized[int]", _rank: int
 ) -> dict[int, _JobSteps] | ShardcoreError:
-    """Returns the steps of the jobs that this process took, one after the other, by number."""
+    """Traces the jobs that this process takes, one after the other, by number."""
     by_number: dict[int, _JobSteps] = {}
     while True:
         with begun.get_lock():
@@ -197,7 +197,7 @@ class _Model:
     def of(
         cls, jobs: Sequence[Job], request: TraceRequest, machine: Machine, facts: LayerFacts
     ) -> "_Model":
-        """Returns the model that jobs share."""
+        """Builds, without values, the model that jobs share."""
         from shardcore.adapters.cost.step_events import StepEvents
         from shardcore.binding.inspection.traced_step import Blocks, build_to_trace
 
@@ -213,7 +213,7 @@ class _Model:
         return cls(jobs, built, events, blocks, request, machine, facts)
 
     def steps(self, job: Job, _rank: int) -> _JobSteps | ShardcoreError:
-        """Returns the steps of a job, or the error in its trace."""
+        """Traces the step of a job, and extends it to its meshes; or returns the error."""
         step: TracedStep | None
         try:
             step = self._trace(job.planned)
@@ -230,7 +230,7 @@ class _Model:
         return attrs.evolve(step_on(mesh, step), layers=layers)
 
     def _trace(self, planned: PlannedCandidate) -> TracedStep:
-        """Returns the trace of a step on a small mesh, without the copied blocks."""
+        """Traces a step on a small mesh, without the copied blocks."""
         from shardcore.adapters.inspection import StepTracer
         from shardcore.binding.cost.plan import plan_of
         from shardcore.binding.inspection.traced_step import trace_step

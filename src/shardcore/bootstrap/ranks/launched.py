@@ -26,7 +26,7 @@ def main(words: list[str]) -> NoReturn:
 
     A rank that ends breaks the connections of the others, whose errors would hide the first one.
     """
-    from shardcore.adapters.ranks.job import reports, started_ranks
+    from shardcore.adapters.ranks.job import forked_ranks, started_ranks
     from shardcore.adapters.ranks.launch.new_ranks import RankCall
 
     call = RankCall.of(words)
@@ -37,7 +37,7 @@ def main(words: list[str]) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.set_inheritable(call.pipe, False)
     _print_as_a_terminal()
-    message = reports.report_of(call.rank, lambda: _call(call), _dump)
+    message = forked_ranks.report_of(call.rank, lambda: _call(call), _dump)
     started_ranks.flush()
     Connection(call.pipe, readable=False).send_bytes(message)
     watch.join()
@@ -45,7 +45,6 @@ def main(words: list[str]) -> NoReturn:
 
 
 def _call(call: "RankCall") -> object:
-    """Takes over what was sent, and returns what the function returns."""
     from shardcore.adapters.ranks.job import forked_ranks
     from shardcore.bootstrap.ranks.sending import StartMessage
 
@@ -72,7 +71,6 @@ def _print_as_a_terminal() -> None:
 
 
 def _end_with(parent: int, folder: Path) -> None:
-    """Ends this process, and those that it started, when its parent has ended."""
     while os.getppid() == parent:
         time.sleep(_LOOK_SECONDS)
     shutil.rmtree(folder, ignore_errors=True)

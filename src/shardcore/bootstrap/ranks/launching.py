@@ -37,18 +37,17 @@ def launch(
     arguments: tuple[object, ...],
     start: StartMethod | None,
 ) -> list[_Result]:
-    """Returns what a function returns on new ranks: see `shardcore.launch`."""
+    """Runs a function on new ranks: see `shardcore.launch`."""
     from shardcore.adapters.ranks.job import forked_ranks
     from shardcore.adapters.ranks.job.started_ranks import Case
+    from shardcore.adapters.ranks.launch.new_ranks import fork_can_compute, has_devices
 
     _check_call(function, devices, "launch(function)", "launch(devices)")
-    _check(start)
+    _check_start(start)
     case = Case(function, arguments, passes_rank=False)
-    if start == "spawn" or (
-        start is None and (forked_ranks.has_devices() or not forked_ranks.can_compute())
-    ):
+    if start == "spawn" or (start is None and (has_devices() or not fork_can_compute())):
         return _spawn("launch()", case, devices, _rank_rules())
-    if start == "fork" and not forked_ranks.can_compute():
+    if start == "fork" and not fork_can_compute():
         raise EnvironmentProblem(
             "launch(start='fork') forks this process, and torch was used in it in a way that no "
             "forked process can go on with: for CUDA, as the import of Keras does, or for a "
@@ -60,15 +59,16 @@ def launch(
 def run_ranks(case: "Case[_Result]", world_size: int) -> list[_Result]:
     """Runs a case on ranks that are forked, or on new interpreters if those could not compute."""
     from shardcore.adapters.ranks.job import forked_ranks
+    from shardcore.adapters.ranks.launch.new_ranks import fork_can_compute
 
     _check_call(case.function, world_size, "run_ranks(fn)", "run_ranks(world_size)")
-    if forked_ranks.can_compute():
+    if fork_can_compute():
         return forked_ranks.run(case, world_size)
     return _spawn("run_ranks()", case, world_size, _rank_rules())
 
 
 def run_separately(call: str, function: Callable[..., _Result], *arguments: object) -> _Result:
-    """Returns what a function returns in a separate process, which uses no device.
+    """Runs a function in a separate process, which uses no device.
 
     The next layers get the same names there as in this process.
 
@@ -82,11 +82,12 @@ def run_separately(call: str, function: Callable[..., _Result], *arguments: obje
     """
     from shardcore.adapters.ranks.job import forked_ranks
     from shardcore.adapters.ranks.job.started_ranks import Case
+    from shardcore.adapters.ranks.launch.new_ranks import fork_can_compute
     from shardcore.adapters.ranks.launch.payload import Rules
 
     work = partial(_result_or_error, function)
     case = Case(work, arguments, keeps_session=True, passes_rank=False)
-    if forked_ranks.can_compute():
+    if fork_can_compute():
         (result,) = forked_ranks.run(case, 1)
     else:
         (result,) = _spawn(call, case, 1, Rules(moves_tensors=True), _WITHOUT_DEVICES)
@@ -121,7 +122,7 @@ def _spawn(
 
 
 def _rank_rules() -> "Rules":
-    """Returns what ranks may be sent: no part of Keras whose tensors belong to this process."""
+    """Refuses, in what ranks are sent, parts of Keras whose tensors belong to this process."""
     from shardcore.adapters.ranks.launch.payload import Rules
 
     if "keras" not in sys.modules:
@@ -132,7 +133,7 @@ def _rank_rules() -> "Rules":
 
 
 def _with_state(function: Callable[..., _Result]) -> Callable[..., _Result]:
-    """Returns the function for a forked rank, whose session of Keras is a new one.
+    """Wraps the function for a forked rank, whose session of Keras is a new one.
 
     Python seeds its generator again in a forked process; ranks are to draw the same.
     """
@@ -150,14 +151,6 @@ def _with_state(function: Callable[..., _Result]) -> Callable[..., _Result]:
 
 
 def _check_call(function: object, ranks: object, function_name: str, ranks_name: str) -> None:
-    """Refuses what is no function, or no number of ranks, before a process starts.
-
-    Args:
-        function: The program of a rank.
-        ranks: How many there are.
-        function_name: The name of the first argument, for an error.
-        ranks_name: The name of the second one.
-    """
     if not callable(function):
         raise ArgumentProblem(
             name=function_name,
@@ -174,8 +167,7 @@ def _check_call(function: object, ranks: object, function_name: str, ranks_name:
         )
 
 
-def _check(start: object) -> None:
-    """Refuses another word for `start`, and to start ranks from a rank."""
+def _check_start(start: object) -> None:
     if start not in (None, "fork", "spawn"):
         raise EnvironmentProblem(
             f"launch() takes start='fork', start='spawn', or no start=; got start={start!r}.",

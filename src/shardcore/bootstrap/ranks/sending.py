@@ -86,9 +86,10 @@ class StartMessage:
 
     @staticmethod
     def read(folder: Path) -> "StartMessage":
-        """Returns what was written for this process."""
+        """Reads the message for this process; `take_over` reads the function and its data."""
         import pickle
 
+        # The folder is a temporary one of the user, which no other user may enter.
         sent: StartMessage = pickle.loads((folder / _FILE).read_bytes())
         return sent
 
@@ -140,7 +141,7 @@ def _placeholder() -> None:
 
 
 def keras_state(*, names: bool = False) -> Any:
-    """Returns the state of Keras, with its counts of names if asked; None if it is not loaded."""
+    """Reads the state of Keras, with its counts of names if asked; None if it is not loaded."""
     if "keras" not in sys.modules:
         return None
     from shardcore.binding.keras_private.process import KerasState
@@ -149,7 +150,6 @@ def keras_state(*, names: bool = False) -> Any:
 
 
 def _custom_objects() -> Any:
-    """Returns the custom objects of Keras; None if it is not loaded."""
     if "keras" not in sys.modules:
         return None
     from shardcore.binding.keras_private.process import CustomObjects

@@ -1,12 +1,12 @@
-"""The report on a plan: its rules, and the bytes of the variables that they decide."""
+"""The reports on a plan: its rules, the bytes that they decide, and the memory of a step."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import attrs
 from rich.table import Table
 
+from shardcore.domain.cost.events import Kind
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.layouts.mesh import Mesh
 from shardcore.domain.layouts.paths.rules import PathRules
@@ -19,6 +19,15 @@ COLUMNS = (
     Column("outputs", "drop", right=True), Column("bytes a rank", right=True),
     Column("bytes in all", "drop", right=True), Column("reason", "below"),
 )  # fmt: skip
+MEMORY_COLUMNS = (Column("memory of a rank"), Column("bytes", right=True), Column("of", "below"))
+KINDS: dict[Kind, str] = {
+    "variables": "weights, seeds and metrics, as they are stored",
+    "optimizer": "its variables",
+    "batch": "this rank's rows",
+    "gradients": "those of the variables, after they are reduced",
+    "activations": "all other results of operators, and gradients before they are reduced",
+    "collectives": "what collectives give: all-gathered weights, reduced sums",
+}
 
 
 @attrs.frozen
@@ -45,14 +54,6 @@ class PlannedRule:
     bytes_full: int
     reason: str
 
-    def row(self) -> tuple[str, ...]:
-        """Returns its cells in the table."""
-        return (
-            self.rule or "(no rule)", self.spec, " ".join(map(str, self.shapes)),
-            str(self.variables), str(self.outputs), human_bytes(self.bytes_here),
-            human_bytes(self.bytes_full), self.reason,
-        )  # fmt: skip
-
 
 @attrs.frozen
 class PlanReport(Report):
@@ -71,6 +72,7 @@ class PlanReport(Report):
         (64, 128)
     """
 
+    derived = ("bytes_here", "bytes_full")
     policy: str
     mesh: str
     rules: tuple[PlannedRule, ...]
@@ -85,14 +87,9 @@ class PlanReport(Report):
         """The bytes of all variables."""
         return sum(rule.bytes_full for rule in self.rules)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the same as plain data, fit for JSON."""
-        sums = {"bytes_here": self.bytes_here, "bytes_full": self.bytes_full}
-        return {**super().to_dict(), **sums}
-
     def table(self, width: int | None = None) -> Table:
-        """Returns a table with a row per rule, and the sums."""
-        rows = [rule.row() for rule in self.rules]
+        """Builds a table with a row per rule, and the sums."""
+        rows: list[tuple[str, ...]] = [_row(rule) for rule in self.rules]
         variables, outputs = (
             str(sum(getattr(rule, name) for rule in self.rules))
             for name in ("variables", "outputs")
@@ -103,6 +100,14 @@ class PlanReport(Report):
         return build(f"{made_by}, mesh {self.mesh}", COLUMNS, rows, width)
 
 
+def _row(rule: PlannedRule) -> tuple[str, ...]:
+    return (
+        rule.rule or "(no rule)", rule.spec, " ".join(map(str, rule.shapes)),
+        str(rule.variables), str(rule.outputs), human_bytes(rule.bytes_here),
+        human_bytes(rule.bytes_full), rule.reason,
+    )  # fmt: skip
+
+
 def plan_report(
     policy: str,
     mesh: Mesh,
@@ -111,7 +116,7 @@ def plan_report(
     rules: PathRules[tuple[DimSpec, ...]],
     reasons: Mapping[str, str],
 ) -> PlanReport:
-    """Returns the report on rules, specs by keys, for the variables and the outputs of these paths.
+    """Sums up rules, specs by keys, over the variables and the outputs of these paths.
 
     Raises:
         LayoutError: If a rule does not fit a variable that it decides.
@@ -147,3 +152,61 @@ def plan_report(
             for key, matched in decided.items()
         ),
     )
+
+
+@attrs.frozen
+class MemoryReport(Report):
+    """The memory that a rank takes in an eager train step, as the first steps of `fit` are.
+
+    Args:
+        policy: The policy's name.
+        mesh: The mesh as text.
+        model: The model's name.
+        step: The bytes by kind at the highest point of the step.
+        checkpoint: The bytes that the rank copies to write its part of a sharded checkpoint.
+
+    Example:
+        >>> step = {"variables": 100, "optimizer": 200, "gradients": 100, "activations": 50}
+        >>> report = MemoryReport("tensor_parallel", "(data=1, model=2)", "net", step, 300)
+        >>> report.kept, report.step_peak, report.checkpoint_peak
+        (300, 450, 600)
+    """
+
+    derived = ("kept", "step_peak", "checkpoint_peak")
+    policy: str
+    mesh: str
+    model: str
+    step: Mapping[Kind, int]
+    checkpoint: int
+
+    @property
+    def kept(self) -> int:
+        """The bytes that the rank keeps between steps."""
+        return self.step.get("variables", 0) + self.step.get("optimizer", 0)
+
+    @property
+    def step_peak(self) -> int:
+        """The bytes at the highest point of the step."""
+        return sum(self.step.values())
+
+    @property
+    def checkpoint_peak(self) -> int:
+        """The bytes while a sharded checkpoint is written between two steps."""
+        return self.kept + self.checkpoint
+
+    def table(self, width: int | None = None) -> Table:
+        """Builds a table with a row per kind, and the sums."""
+        rows: list[tuple[str, ...]] = [
+            (kind, human_bytes(self.step.get(kind, 0)), what) for kind, what in KINDS.items()
+        ]
+        rows += [
+            (),
+            ("highest in a step", human_bytes(self.step_peak), "all of the above at one time"),
+            (
+                "highest in a save",
+                human_bytes(self.checkpoint_peak),
+                "variables, optimizer, and the copy that is written as a sharded checkpoint",
+            ),
+        ]
+        title = f"a train step of model {self.model!r}: policy {self.policy}, mesh {self.mesh}"
+        return build(title, MEMORY_COLUMNS, rows, width)

@@ -1,4 +1,4 @@
-"""The report on policy `auto`: meshes and policies by the predicted time of a step."""
+"""The reports on a machine, and on policy `auto`, which predicts the time of a step on it."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -24,6 +24,7 @@ COLUMNS = (
     Column("exposed", right=True), Column("memory", right=True), Column("sends", "below"),
     Column("holds", "below"), Column("loses because", "below"), Column("policies", "below"),
 )  # fmt: skip
+MACHINE_COLUMNS = (Column("what"), Column("value", right=True), Column("and", right=True))
 
 
 @attrs.frozen
@@ -86,7 +87,7 @@ class Ranking(Report):
     passed_over: tuple[PassedOver, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the same as plain data, fit for JSON."""
+        """Converts it to plain data, fit for JSON, with seconds, bytes and reasons."""
         plain = super().to_dict()
         for candidate, data in zip(self.priced, plain["priced"], strict=True):
             data["cost"] |= {"seconds": candidate.cost.seconds, "peak": candidate.cost.peak}
@@ -94,7 +95,7 @@ class Ranking(Report):
         return plain
 
     def why(self, other: Priced) -> str:
-        """Returns why a candidate is slower than the first, in words; empty for the first."""
+        """Explains why a candidate is slower than the first; empty for the first."""
         best, cost = self.priced[0].cost, other.cost
         computes, waits = cost.compute - best.compute, cost.exposed - best.exposed
         if max(computes, waits) <= 0:
@@ -105,14 +106,14 @@ class Ranking(Report):
         return f"waits {human_seconds(waits)} longer, most for axis {slowest!r}"
 
     def why_none(self) -> str:
-        """Returns the reasons against all candidates, in words."""
+        """Joins the reasons against all candidates, in words."""
         return "; ".join(
             f"{what}: {why}{least and f' ({least})'}"
             for what, why, least in self._reasons_against()
         )
 
     def table(self, width: int | None = None) -> Table:
-        """Returns a table of the best candidates, and why the others are out."""
+        """Builds a table of the best candidates, and why the others are out."""
         shown = self.priced[:SHOWN]
         columns = COLUMNS if any(candidate.by_layer for candidate in shown) else COLUMNS[:-1]
         rows: list[tuple[str, ...]] = [self._row(candidate) for candidate in shown]
@@ -144,7 +145,7 @@ class Ranking(Report):
         return name, *seconds, human_bytes(cost.peak), *lines
 
     def _reasons_against(self) -> list[tuple[str, str, str]]:
-        """Returns the reasons against the others, with their numbers and the least bytes."""
+        """Counts the reasons against the others, each with the least bytes."""
         rows = []
         for reason, count in Counter(candidate.reason for candidate in self.passed_over).items():
             these = [candidate for candidate in self.passed_over if candidate.reason == reason]
@@ -157,8 +158,38 @@ class Ranking(Report):
         return rows
 
 
+@attrs.frozen
+class MachineReport(Report):
+    """A machine as a table."""
+
+    machine: Machine
+
+    def to_dict(self) -> dict[str, Any]:
+        """Converts the machine to plain data, which `machine=FILE` reads."""
+        return self.machine.to_dict()
+
+    def table(self, width: int | None = None) -> Table:
+        """Builds a table with a row for each dtype, each link and its kinds of collectives."""
+        machine = self.machine
+        rows: list[tuple[str, ...]] = [
+            (dtype, f"{speed.flops / 1e9:.3g} GFLOP/s", f"{speed.bandwidth / 1e9:.3g} GB/s")
+            for dtype, speed in machine.speeds.items()
+        ]
+        links = {"link within a host": machine.within, "link between hosts": machine.between}
+        for name, link in links.items():
+            rows.append((name, f"{link.latency * 1e6:.3g} µs", f"{link.bandwidth / 1e9:.3g} GB/s"))
+            rows += [
+                (f"  {kind}", "", f"{bandwidth / 1e9:.3g} GB/s")
+                for kind, bandwidth in link.bandwidths.items()
+            ]
+        rows.append(("hidden share of a collective", f"{machine.hidden:.2f}", ""))
+        rows.append(("memory of a device", human_bytes(machine.memory), ""))
+        title = f"{machine.name}: {machine.devices} devices a host"
+        return build(title, MACHINE_COLUMNS, rows, width)
+
+
 def human_seconds(seconds: float) -> str:
-    """Returns a time for people.
+    """Formats a time for people, in the unit that fits.
 
     Example:
         >>> human_seconds(2.5), human_seconds(0.0123), human_seconds(4e-5)

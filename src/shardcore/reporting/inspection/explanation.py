@@ -13,7 +13,7 @@ from shardcore.domain.cost.collectives import Collective, Explained
 from shardcore.domain.errors import ArgumentProblem
 from shardcore.domain.inspection import rules_as_code
 from shardcore.reporting.cost.plan import PlanReport
-from shardcore.reporting.inspection.step import html, svg
+from shardcore.reporting.inspection.picture import html, svg
 from shardcore.reporting.tables import Column, Report, build, human_bytes
 
 COLUMNS = (
@@ -49,14 +49,14 @@ class Explanation(Explained, Report):
     layouts: PlanReport | None = None
 
     def title(self) -> str:
-        """Returns the model, the step, the strategy, the mesh and the rank, in one line."""
+        """Names the model, the step, the strategy, the mesh and the rank, in one line."""
         where = "no distribution is set"
         if self.mesh is not None:
             where = f"strategy {self.strategy}, mesh {self.mesh}, rank {self.rank}"
         return f"one {self.step} step of model {self.model!r}: {where}"
 
     def summary(self) -> str:
-        """Returns the number and the bytes of the collectives, in one line."""
+        """Counts the collectives and their bytes, in one line."""
         if not self.collectives:
             why = ": no distribution is set" if self.mesh is None else ""
             if self.mesh is not None and self.mesh.size == 1:
@@ -67,7 +67,7 @@ class Explanation(Explained, Report):
         return f"{calls} collectives ({kinds}) on {human_bytes(size)} of this rank."
 
     def advice(self) -> tuple[str, ...]:
-        """Returns one line for each avoidable collective."""
+        """Writes one line for each avoidable collective."""
         return tuple(
             f"Avoidable: {advice.problem}. Instead: {rules_as_code(advice.rules)}. "
             f"Then {advice.effect}."
@@ -75,19 +75,17 @@ class Explanation(Explained, Report):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the same as plain data, fit for JSON."""
-        data = super().to_dict()
-        data["mesh"] = None if self.mesh is None else str(self.mesh)
-        data["calls"], data["operand_bytes"] = dict(self.calls), dict(self.operand_bytes)
-        return data
+        """Converts it to plain data, fit for JSON."""
+        moved = {"calls": dict(self.calls), "operand_bytes": dict(self.operand_bytes)}
+        return {**super().to_dict(), "mesh": None if self.mesh is None else str(self.mesh), **moved}
 
     def table(self, width: int | None = None) -> Table:
-        """Returns a table with a row per collective, the sums by axis and kind, and the advice."""
+        """Builds a table with a row per collective, the sums by axis and kind, and the advice."""
         rows: list[tuple[str, ...]] = []
         for _, of_phase in groupby(self.collectives, key=lambda collective: collective.phase):
             rows += [_row(collective) for collective in of_phase]
             rows.append(())
-        rows += _totals(self.collectives)
+        rows += _sums_by_axis_and_kind(self.collectives)
         columns = COLUMNS if width else (Column("phase"), *COLUMNS)
         table = build(self.title(), columns, _by_phase(rows) if width else rows, width)
         table.caption = Text("\n".join([self.summary(), *self.advice()]))
@@ -145,8 +143,7 @@ def _row(collective: Collective) -> tuple[str, ...]:
     )
 
 
-def _totals(collectives: Iterable[Collective]) -> list[tuple[str, ...]]:
-    """Returns a row for each axis and kind, and one for the total."""
+def _sums_by_axis_and_kind(collectives: Iterable[Collective]) -> list[tuple[str, ...]]:
     grouped: dict[tuple[str, str], list[Collective]] = {}
     for collective in collectives:
         grouped.setdefault((", ".join(collective.axes) or "-", collective.kind), []).append(

@@ -1,7 +1,5 @@
 """The result of `shardcore.verify()`."""
 
-from typing import Any
-
 import attrs
 from rich.table import Table
 from rich.text import Text
@@ -72,6 +70,7 @@ class Verification(Report):
         (True, 64, 128)
     """
 
+    derived = ("ok",)
     mesh: str
     strategy: str
     rank: int
@@ -93,12 +92,8 @@ class Verification(Report):
         """The bytes of all variables."""
         return sum(check.bytes_full for check in self.variables)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the same as plain data, fit for JSON."""
-        return {**super().to_dict(), "ok": self.ok}
-
     def table(self, width: int | None = None) -> Table:
-        """Returns a table with a row per variable, and the sums."""
+        """Builds a table with a row per variable, and the sums."""
         seen = any(check.gradient_fits is not None for check in self.variables)
         fine = "all as it should be" if seen else "as it should be, gradients not checked"
         verdict = fine if self.ok else "WRONG, see below"

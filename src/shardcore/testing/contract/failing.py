@@ -7,8 +7,8 @@ from typing import Any
 
 from shardcore.adapters.ranks.job.forked_ranks import free_port
 from shardcore.domain.errors import ShardcoreError
-from shardcore.testing.contract import programs
 from shardcore.testing.contract.meshes import OnMeshes
+from shardcore.testing.contract.training import distribute
 from shardcore.testing.ranks import run_ranks
 
 PROGRAM = """
@@ -40,7 +40,7 @@ class FailurePromises(OnMeshes):
         if not self.serves((2, 1)):
             assert run_ranks(_is_refused, 2, self.strategy) == [True, True]
             return
-        codes, errors = _run(self.strategy)
+        codes, errors = _run_two_ranks(self.strategy)
         assert 0 not in codes, f"both ranks must fail, got the exit codes {codes}: {errors}"
         own = errors[1].partition("[rank 1] failed:")[2]
         assert "ValueError: the first error" in own, f"rank 1 must print its error, got {errors[1]}"
@@ -50,14 +50,13 @@ class FailurePromises(OnMeshes):
 
 def _is_refused(rank: int, strategy: str) -> bool:
     try:
-        programs.distribute(strategy, (2, 1))
+        distribute(strategy, (2, 1))
     except ShardcoreError as error:
         return repr(strategy) in str(error)
     return False
 
 
-def _run(strategy: str) -> tuple[list[Any], list[str]]:
-    """Returns the exit codes and the standard error of two ranks, started by hand."""
+def _run_two_ranks(strategy: str) -> tuple[list[Any], list[str]]:
     address = f"127.0.0.1:{free_port()}"
     words = ["-c", PROGRAM, strategy]
     ranks = [_start(words, _environment(rank, address)) for rank in range(2)]
@@ -85,7 +84,6 @@ def _environment(rank: int, address: str) -> dict[str, str]:
 
 
 def _start(words: list[str], environment: dict[str, str]) -> "subprocess.Popen[str]":
-    """Starts a program in a new interpreter."""
     return subprocess.Popen(
         [sys.executable, *words],
         env=environment,

@@ -18,7 +18,7 @@ Shape = tuple[int, int]
 
 
 def world_of(shape: Shape, rank: int) -> World:
-    """Returns a mesh of `shape` over as many processes, as process `rank` sees it."""
+    """Describes a mesh of `shape` over as many processes, as process `rank` sees it."""
     processes = tuple(range(math.prod(shape)))
     return World(Mesh(shape, AXES), processes, rank, devices.device_type())
 
@@ -30,11 +30,11 @@ class OnMeshes:
     several_ranks: ClassVar[bool] = True
 
     def entry(self) -> StrategyEntry:
-        """Returns the strategy as its package offers it."""
+        """Looks up the strategy as its package offers it."""
         return plugins.choose(self.strategy, plugins.load().strategies)[0]
 
     def serves(self, shape: Shape) -> bool:
-        """Returns whether the mesh is served; if not, the strategy must refuse to be opened.
+        """Tells whether the mesh is served; if not, the strategy must refuse to be opened.
 
         Raises:
             AssertionError: If a mesh that is not served is not refused.
@@ -63,7 +63,7 @@ class OnMeshes:
 def on_mesh(
     shape: Shape, *promises: Callable[[Strategy[Any], World], None]
 ) -> Callable[[OnMeshes], None]:
-    """Returns the test that each rank of a mesh keeps `promises`, in the scope for Keras.
+    """Builds the test that each rank of a mesh keeps `promises`, in the scope for Keras.
 
     Args:
         shape: The shape of the mesh.

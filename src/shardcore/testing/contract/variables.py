@@ -36,16 +36,16 @@ class Case:
     layout: Layout  # the storage layout
 
     def stored(self) -> torch.nn.Parameter:
-        """Returns the value of the variable, created as Keras does, from a copy of `full`."""
+        """Creates the variable as Keras does, from a copy of `full`."""
         return torch.nn.Parameter(self.created(self.full.clone()))
 
     def created(self, value: torch.Tensor) -> torch.Tensor:
-        """Returns the strategy's tensor for `value`, as that of a weight."""
+        """Creates the strategy's tensor for `value`, as that of a weight."""
         new = NewVariable("weight", tuple(value.shape), self.layout, ("data",), of_optimizer=False)
         return self.strategy.create(value, self.layout, new)
 
     def part(self, full: torch.Tensor) -> torch.Tensor:
-        """Returns the part of a full tensor that this rank must store."""
+        """Slices out the part of a full tensor that this rank must store."""
         return full[self.layout.slices(full.shape, self.world.position)]
 
     def check(self, tensor: torch.Tensor, full: torch.Tensor) -> None:

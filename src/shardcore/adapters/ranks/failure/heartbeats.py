@@ -12,8 +12,7 @@ from attrs import asdict
 
 from shardcore.adapters.ranks.failure.main_thread import ThreadState
 from shardcore.adapters.ranks.failure.neighbours import Neighbours
-from shardcore.adapters.ranks.failure.requests import within
-from shardcore.adapters.ranks.failure.store import describe_host
+from shardcore.adapters.ranks.failure.store import describe_host, within
 from shardcore.adapters.ranks.job import exchange, process_group
 from shardcore.adapters.ranks.job.signed_store import SignedStore
 from shardcore.domain.errors import RankMismatchError, ShardcoreError, text_of
@@ -31,7 +30,7 @@ _IN_VAIN = ("timed out", "closed by peer", "reset by peer", "broken pipe")
 
 
 def send(store: SignedStore, number: int, state: ThreadState) -> None:
-    """Sends a heartbeat of this rank."""
+    """Writes where this rank is into the store, as its heartbeat `number`."""
     beat = Heartbeat(number, state.waits, state.line)
     store.set(f"heartbeat/{process_group.rank()}", json.dumps(asdict(beat)).encode())
 
@@ -41,7 +40,7 @@ def look(
 ) -> Observation:
     """Looks at the heartbeats of ranks for a few seconds, less if no more is to be seen."""
     between = min(_SILENT_SECONDS, _LOOK_SECONDS * max(1.0, len(ranks) / 100))
-    before = _last(store, ranks)
+    before = _last_heartbeats(store, ranks)
     statuses = store.find_all([f"place/{rank}" for rank in ranks])
     by_rank = zip(ranks, statuses, strict=True)
     ended = tuple(rank for rank, status in by_rank if status == exchange.ENDED.encode())
@@ -53,30 +52,29 @@ def look(
     ):
         time.sleep(between)
         if not is_enough():  # then the store may be gone
-            after = _last(store, ranks)
+            after = _last_heartbeats(store, ranks)
     return Observation(before, after, ended)
 
 
-def look_with_timeout(
+def _look_with_timeout(
     connect: Callable[[], SignedStore], ranks: Sequence[int]
 ) -> Observation | None:
-    """Looks as `look` does; returns None if the store of `connect` does not answer in time."""
     return within(_STORE_SECONDS, lambda: look(connect(), ranks))
 
 
 def describe_awaited(connect: Callable[[], SignedStore]) -> str:
     """Describes for whom the ranks wait, also if the store of `connect` does not answer."""
-    seen = look_with_timeout(connect, others())
+    seen = _look_with_timeout(connect, others())
     return f"{describe_host()} which does not answer" if seen is None else seen.late()
 
 
 def others() -> list[int]:
-    """Returns all ranks but this one."""
+    """Lists all ranks but this one."""
     return [rank for rank in range(process_group.world_size()) if rank != process_group.rank()]
 
 
 def timed_out(error: Exception, collective: str) -> RankMismatchError | None:
-    """Returns the error of a rank that waited in vain in `collective`; None for another `error`."""
+    """Builds the error of a rank that waited in vain in `collective`; None for another `error`."""
     text = text_of(error).lower()
     if "gloo" not in text or "timed out" not in text or process_group.is_simulated():
         return None
@@ -88,11 +86,11 @@ def timed_out(error: Exception, collective: str) -> RankMismatchError | None:
 
 
 def waited_in_graph() -> RankMismatchError:
-    """Returns the error of this rank, whose CUDA graph has waited for others until the timeout.
+    """Builds the error of this rank, whose CUDA graph has waited for others until the timeout.
 
     Ranks that wait for a GPU are in no collective of torch, so it is not known who is late.
     """
-    seen = look_with_timeout(exchange.store_for_thread, others())
+    seen = _look_with_timeout(exchange.store_for_thread, others())
     places = seen.lines() if seen else f"{describe_host()} does not answer"
     return RankMismatchError(
         f"Rank {process_group.rank()} waited {process_group.seconds(None):.0f} seconds in a CUDA "
@@ -103,11 +101,9 @@ def waited_in_graph() -> RankMismatchError:
 
 
 def unmatched(
-    error: BaseException,
-    ended: Sequence[int] = (),
-    is_enough: Callable[[], bool] = lambda: False,
+    error: BaseException, ended: Sequence[int] = (), is_enough: Callable[[], bool] = lambda: False
 ) -> str:
-    """Returns for whom this rank waited in vain in a collective, as a predicate; or nothing.
+    """Describes for whom this rank waited in vain in a collective, as a predicate; or nothing.
 
     Args:
         error: An error; of any but gloo's, and those of shardcore, it is known what happened.
@@ -133,8 +129,7 @@ def unmatched(
     )
 
 
-def _last(store: SignedStore, ranks: Sequence[int]) -> dict[int, Heartbeat | None]:
-    """Returns the last heartbeat of each rank."""
+def _last_heartbeats(store: SignedStore, ranks: Sequence[int]) -> dict[int, Heartbeat | None]:
     texts = store.find_all([f"heartbeat/{rank}" for rank in ranks])
     beats = (None if text is None else Heartbeat(**json.loads(text)) for text in texts)
     return dict(zip(ranks, beats, strict=True))
@@ -154,10 +149,10 @@ def _report_late_ranks(state: ThreadState, neighbours: Neighbours) -> None:
     rank = neighbours.rank
     # Mostly these alone are asked for: all ranks of a large job may come here at once.
     before = sorted({0, *neighbours.lower()} - {rank})
-    seen = look_with_timeout(exchange.store_for_thread, before) if before else None
+    seen = _look_with_timeout(exchange.store_for_thread, before) if before else None
     if seen and seen.waiting():
         return
-    seen = look_with_timeout(exchange.store_for_thread, others())
+    seen = _look_with_timeout(exchange.store_for_thread, others())
     # If the store does not answer, the thread that looks for failures says so.
     if seen is not None and min(seen.waiting(), default=rank) >= rank:
         waited = f"has waited {state.seconds:.0f} seconds in a collective"

@@ -29,7 +29,7 @@ class HostProcess:
 
     @classmethod
     def own(cls) -> "HostProcess":
-        """Returns this process."""
+        """Identifies this process, by the boot and the namespace of its host."""
         try:
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
             host = f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -38,15 +38,15 @@ class HostProcess:
         return cls(host, os.getpid())
 
     def is_gone(self) -> bool:
-        """Returns whether the process has ended; it is of this host."""
+        """Tells whether a process of this host has ended, also one that is not reaped yet."""
         return self._state() in "ZX"
 
     def is_running(self) -> bool:
-        """Returns whether the process has neither ended nor is stopped; it is of this host."""
+        """Tells whether a process of this host has neither ended nor is stopped."""
         return self._state() not in "ZXTt"
 
     def _state(self) -> str:
-        """Returns the letter of its state in /proc; "X", dead, if there is no such process."""
+        """Reads the letter of its state from /proc; "X", dead, if there is no such process."""
         try:
             text = Path(f"/proc/{self.pid}/stat").read_text()
         except (FileNotFoundError, ProcessLookupError):
@@ -56,7 +56,7 @@ class HostProcess:
         return text.rpartition(")")[2].split()[0]
 
     def _has_number(self) -> bool:
-        """Returns whether a process has this number, also one that has ended and is not reaped."""
+        """Tells whether a process has this number, also one that has ended and is not reaped."""
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
@@ -80,7 +80,7 @@ class Neighbours:
 
     @classmethod
     def meet(cls, rank: int) -> tuple["Neighbours", str]:
-        """Returns the neighbours, and a new name that all ranks get. All ranks call it together.
+        """Finds the neighbours, and a new name that all ranks get. All ranks call it together.
 
         Ranks of a host send equal values, but for rank 0: a rank reads one for each host. The
         ranks on the host of the store are noted.
@@ -102,7 +102,7 @@ class Neighbours:
         return cls(rank, dict(zip(near, processes, strict=True))), everyone[0][0]
 
     def gone(self) -> list[int]:
-        """Returns the ranks whose processes have ended."""
+        """Lists the ranks whose processes have ended."""
         # A copy: a thread that publishes a failure may forget ranks meanwhile.
         return [rank for rank, process in list(self.processes.items()) if process.is_gone()]
 
@@ -111,10 +111,10 @@ class Neighbours:
         self.processes.pop(rank, None)
 
     def lower(self) -> list[int]:
-        """Returns the ranks below this one."""
+        """Lists the ranks of this host below this one."""
         return [rank for rank in list(self.processes) if rank < self.rank]
 
     def is_first(self) -> bool:
-        """Returns whether this is the lowest rank of its host that runs."""
+        """Tells whether this is the lowest rank of its host that runs."""
         others = list(self.processes.items())
         return not any(process.is_running() for rank, process in others if rank < self.rank)

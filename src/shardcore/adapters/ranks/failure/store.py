@@ -1,14 +1,17 @@
 """The failure store: failures and ends of ranks, published in the store of the process group.
 
-It is a few keys, which any number of ranks reads by a constant number of requests.
+It is a few keys, which any number of ranks reads by a constant number of requests. Requests are
+made on another thread where a rank cannot wait: a store that is stopped never answers.
 """
 
 import json
 import signal
 import socket
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
@@ -16,6 +19,8 @@ from attrs import asdict, field, frozen, validators
 
 from shardcore.adapters.ranks.job.signed_store import SignedStore
 from shardcore.domain.errors import one_line
+
+_T = TypeVar("_T")
 
 # The exit code of a process that SIGTERM ends, as shells have it.
 TERMINATED = 128 + signal.SIGTERM
@@ -38,17 +43,17 @@ class Failure:
 
 
 def terminated(rank: int) -> Failure:
-    """Returns the end of all ranks after SIGTERM came to `rank`."""
+    """Describes the end of all ranks after SIGTERM came to `rank`."""
     return Failure(rank, f"SIGTERM on rank {rank}", TERMINATED)
 
 
 def silent(rank: int) -> Failure:
-    """Returns the failure of a rank that ended and published nothing."""
+    """Describes a rank that ended and published nothing."""
     return Failure(rank, "its process ended without an error (killed, out of memory, os._exit?)")
 
 
 def no_answer(seconds: float) -> Failure:
-    """Returns the failure of a store that does not answer: its host may have stopped or died."""
+    """Describes a store that does not answer: its host may have stopped or died."""
     text = (
         f"{describe_host()} has not answered for {seconds:.0f} seconds: the host has "
         "ended, the process that holds the store is stopped, or the network stalls"
@@ -57,7 +62,7 @@ def no_answer(seconds: float) -> Failure:
 
 
 def lost() -> Failure:
-    """Returns the failure of the store's host, whose connection has ended."""
+    """Describes the store's host, whose connection has ended."""
     return Failure(0, f"the connection to {describe_host()} has ended")
 
 
@@ -75,7 +80,7 @@ class FailureStore:
         return _failure(self.signed.claim("first", text))
 
     def first(self) -> Failure | None:
-        """Returns the first failure, if there is one."""
+        """Reads the first failure of the job; None while there is none."""
         text = self.signed.find("first")
         return None if text is None else _failure(text)
 
@@ -84,7 +89,7 @@ class FailureStore:
         return int(self.signed.claim("sigterm", str(rank).encode()))
 
     def sigterm_rank(self) -> int | None:
-        """Returns the rank to which SIGTERM came first; None without any."""
+        """Reads to which rank SIGTERM came first; None without any."""
         rank = self.signed.find("sigterm")
         return None if rank is None else int(rank)
 
@@ -94,7 +99,7 @@ class FailureStore:
         self.signed.store.add("points", 1)
 
     def points(self, world_size: int) -> "list[tuple[int, int] | None] | None":
-        """Returns the points of all ranks; None until each has written its own."""
+        """Reads the points of all ranks; None until each has written its own."""
         if self.signed.store.add("points", 0) < world_size:
             return None
         points = self.signed.get([f"point/{rank}" for rank in range(world_size)])
@@ -107,7 +112,7 @@ class FailureStore:
         self.signed.store.add("release", 0)
 
     def has_ended(self, rank: int) -> bool:
-        """Returns whether the rank has ended in order."""
+        """Looks up whether the rank has published that it ended in order."""
         return self.signed.find(f"ended/{rank}") is not None
 
     def release(self) -> None:
@@ -115,7 +120,7 @@ class FailureStore:
         self.signed.store.add("release", 1)
 
     def count_released(self) -> int:
-        """Returns the number of ranks that no longer need the store."""
+        """Counts the ranks that no longer need the store, or have read the failure."""
         count: int = self.signed.store.add("release", 0)
         return count
 
@@ -128,10 +133,11 @@ _RANKS: WeakKeyDictionary[Any, tuple[int, ...]] = WeakKeyDictionary()
 
 
 def host_is_here() -> bool:
-    """Returns whether this host has the address of the store."""
+    """Tells whether this host has the address of the store."""
     host = getattr(_store(), "host", "")
     with suppress(OSError):  # the name of the host is not resolved here
-        return any(_has(family, address[0]) for family, _, _, _, address in _addresses(host))
+        addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM) if host else []
+        return any(_is_bindable(family, str(address[0])) for family, _, _, _, address in addresses)
     return False
 
 
@@ -141,7 +147,7 @@ def remember_host_ranks(ranks: Sequence[int]) -> None:
 
 
 def describe_host() -> str:
-    """Returns where the store is, with the ranks that are there, if they are known."""
+    """Describes where the store is, with the ranks that are there, if they are known."""
     store = _store()
     at = f" at {store.host}:{store.port}" if hasattr(store, "host") else ""
     ranks = _RANKS.get(dist.group.WORLD, ())
@@ -158,13 +164,47 @@ def _store() -> Any:
     return store
 
 
-def _addresses(host: str) -> Sequence[Any]:
-    return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM) if host else []
-
-
-def _has(family: int, address: str) -> bool:
-    """Returns whether this host has the address: only then can a socket be bound to it."""
+def _is_bindable(family: int, address: str) -> bool:
     with suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as tried:
         tried.bind((address, 0))
         return True
     return False
+
+
+def within(seconds: float, call: Callable[[], _T]) -> _T | None:
+    """Calls `call` on another thread; None if it fails or takes longer: a store may be stopped.
+
+    Example:
+        >>> import time
+        >>> within(1.0, lambda: 3), within(0.01, lambda: time.sleep(0.1))
+        (3, None)
+    """
+    return Request.of(call).answer(seconds)
+
+
+@frozen
+class Request(Generic[_T]):
+    """A call on another thread, which may never return."""
+
+    _answer: "SimpleQueue[_T | None]"
+
+    @classmethod
+    def of(cls, call: Callable[[], _T]) -> "Request[_T]":
+        """Starts the call."""
+        answer: SimpleQueue[_T | None] = SimpleQueue()
+
+        def run() -> None:
+            try:
+                answer.put(call())
+            except (RuntimeError, OSError):  # torch's for a lost store; or no file is free
+                answer.put(None)
+
+        threading.Thread(target=run, name="shardcore-store", daemon=True).start()
+        return cls(answer)
+
+    def answer(self, seconds: float) -> _T | None:
+        """Waits for the answer; None if the call fails, or has not returned after `seconds`."""
+        try:
+            return self._answer.get(timeout=seconds)
+        except Empty:
+            return None

@@ -4,7 +4,7 @@ Every rank watches a `FailureStore` from a thread. A failing rank publishes its 
 there; the others print it and exit. A process of this host that is killed, also for memory, is
 found by its process number. One of another host is found by its launcher or the next collective.
 The main thread of a rank that is to end gets an `OtherRankFailed`, and some seconds for its
-`finally` blocks. SIGTERM to one rank ends all likewise, in `fit` at one point (`termination`).
+`finally` blocks. SIGTERM to one rank ends all likewise, in `fit` at one point (ADR 54).
 
 A rank that ends in order publishes that. Rank 0, which holds the store if there is no launcher,
 exits last, or when all others know that the store will close. They stop to watch then: the next
@@ -24,24 +24,24 @@ from shardcore.adapters.ranks.failure.end import (
     SHOW_SECONDS,
     STORE_SECONDS,
     End,
+    Termination,
     continues,
     headline_of,
     leave,
     store_may_be_gone,
 )
-from shardcore.adapters.ranks.failure.interrupt import Interrupt
-from shardcore.adapters.ranks.failure.main_thread import Cell, MainThread
+from shardcore.adapters.ranks.failure.main_thread import Cell, Interrupt, MainThread
 from shardcore.adapters.ranks.failure.neighbours import Neighbours
-from shardcore.adapters.ranks.failure.requests import Request, within
 from shardcore.adapters.ranks.failure.store import (
     TERMINATED,
     Failure,
     FailureStore,
+    Request,
     lost,
     no_answer,
     silent,
+    within,
 )
-from shardcore.adapters.ranks.failure.termination import Termination
 from shardcore.adapters.ranks.job import exchange, process_group
 from shardcore.adapters.ranks.job.signed_store import SignedStore
 from shardcore.domain.errors import text_of
@@ -214,11 +214,10 @@ class FailureWatch:
         self._end.after(failure)
 
     def _look(self, store: FailureStore) -> Failure | None:
-        """Returns the first failure of the others, if there is one."""
+        """Looks for the first failure of the others: at their processes, then into the store."""
         # Before the store is read, which then has all that an ended process has published.
         gone = self._neighbours.gone()
-        if 0 in gone:
-            # Rank 0 waits for this rank at an orderly end. Its store may be closed.
+        if 0 in gone:  # at an orderly end it waits for this rank; its store may be closed
             return silent(0)
         try:
             failure = store.first()
@@ -231,7 +230,7 @@ class FailureWatch:
         return failure
 
     def _look_on_thread(self, store: FailureStore) -> Failure | None:
-        """Returns the same, or the end of this rank, if it is to end after SIGTERM now."""
+        """Looks for a failure, then whether this rank is to end after SIGTERM now."""
         failure = self._look(store)
         if failure is None and not self._end.released.is_set():
             with store_may_be_gone():
@@ -263,7 +262,6 @@ class FailureWatch:
             leave(TERMINATED if self._interrupt.is_terminated else code)
 
     def _report(self, kind: type[BaseException], error: BaseException) -> None:
-        """Publishes and shows this rank's failure, after another's if that came first."""
         strip_own_frames(error)
         headline = headline_of(kind, error)
         # Now: the others end once they know the failure.

@@ -15,7 +15,7 @@ _VARIABLE = "OMP_NUM_THREADS"
 
 
 def divide() -> tuple[str, ...]:
-    """Gives each rank its share of the cores, unless the user has set a number of threads.
+    """Sets the threads of each rank to its share of the cores, unless the user has set a number.
 
     Returns the name of the host of each rank; nothing for a process without others.
 
@@ -37,13 +37,13 @@ def divide() -> tuple[str, ...]:
 
 
 def available() -> int:
-    """Returns the number of cores that this process may use."""
+    """Counts the cores that this process may use: its affinity may leave some out."""
     affinity = getattr(os, "sched_getaffinity", None)
     return os.cpu_count() or 1 if affinity is None else len(affinity(0))
 
 
 def _most_threads(cores: int, parent: int) -> int:
-    """Returns the most threads that this rank may get; 0 if the user has set their number.
+    """Finds the most threads that this rank may get; 0 if the user has set their number.
 
     torchrun sets `OMP_NUM_THREADS=1` where it is unset. Linux shows the environment with which
     torchrun, the parent of this process, was started.

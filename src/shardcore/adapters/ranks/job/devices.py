@@ -32,7 +32,7 @@ class CudaDevices:
 
 
 def cuda_devices() -> CudaDevices:
-    """Returns the CUDA devices that this process sees; none where it computes on another kind."""
+    """Lists the CUDA devices that this process sees; none where it computes on another kind."""
     count = torch.cuda.device_count() if device_type() == "cuda" else 0
     properties = [torch.cuda.get_device_properties(number) for number in range(count)]
     names, memory = ([getattr(p, field) for p in properties] for field in ("name", "total_memory"))
@@ -40,7 +40,7 @@ def cuda_devices() -> CudaDevices:
 
 
 def device_type() -> str:
-    """Returns the type of the device on which Keras computes: "cpu", "cuda", "mps" or "xpu".
+    """Finds the type of the device on which Keras computes: "cpu", "cuda", "mps" or "xpu".
 
     It is that of `KERAS_TORCH_DEVICE`, else of the accelerator that torch sees, else "cpu".
     """
@@ -70,7 +70,7 @@ def take_device(job: Job) -> None:
 
 
 def backend(job: Job) -> str:
-    """Returns the backends of the job's group, and binds this rank to its CUDA device."""
+    """Chooses the backends of the job's group, and binds this rank to its CUDA device."""
     check_shared(job.world_size)
     take_device(job)
     nccl_serves = not _shares_devices(job) or os.environ.get(NCCL_SHARES_VARIABLE) == "1"
@@ -94,6 +94,5 @@ def check_shared(ranks: int) -> None:
 
 
 def _shares_devices(job: Job) -> bool:
-    """Returns whether the user asked that ranks share CUDA devices, and they are too few."""
     is_asked = switches.is_on(SHARE_VARIABLE, default=False)
     return is_asked and 0 < torch.cuda.device_count() < job.world_size

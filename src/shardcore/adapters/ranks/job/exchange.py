@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 from attrs import evolve
 
 from shardcore.adapters.ranks.job import process_group, signed_store
-from shardcore.adapters.ranks.job.messages import Message
-from shardcore.adapters.ranks.job.rounds import Round
+from shardcore.adapters.ranks.job.rounds import Message, Round
 from shardcore.adapters.ranks.job.signed_store import SignedStore
 from shardcore.domain.errors import CallProblem, RankMismatchError, ShardcoreError, mark_shared
 from shardcore.reporting.errors import say, user_line
@@ -47,7 +46,7 @@ TOGETHER = (
 
 
 def share_secret() -> None:
-    """Gives the ranks the secret with which they sign their values. All call it together, first.
+    """Shares the secret with which the ranks sign their values. All call it together, first.
 
     Raises:
         RankMismatchError: If a rank does not come within `SHARDCORE_TIMEOUT`.
@@ -66,7 +65,7 @@ def share_secret() -> None:
 
 
 def gather(value: _T, what: str = "a comparison of values") -> list[_T]:
-    """Returns the value of every rank, in the order of ranks. All ranks call it together.
+    """Collects the value of every rank, in the order of ranks. All ranks call it together.
 
     Args:
         value: A value that can be pickled, of any size.
@@ -148,7 +147,7 @@ def do_once(work: Callable[[], _T], what: str) -> _T:
 
 
 def is_main_thread() -> bool:
-    """Returns whether this is the thread whose calls have one order on all ranks.
+    """Tells whether this is the thread whose calls have one order on all ranks.
 
     Collectives of two threads interleave in another order on each rank: a deadlock.
     """
@@ -169,12 +168,12 @@ def publish_status(shared: SignedStore, status: str) -> None:
 
 
 def store_for_thread(prefix: str = _PREFIX) -> SignedStore:
-    """Returns a separate connection to the store, for another thread; see `publish_status`."""
+    """Opens a separate connection to the store, for another thread; see `publish_status`."""
     return SignedStore(process_group.store_for_thread(prefix), signed_store.secret())
 
 
 def statuses(shared: SignedStore | None = None) -> dict[int, str]:
-    """Returns the statuses that other ranks have published; another thread gives its store."""
+    """Reads the statuses that other ranks have published; another thread gives its store."""
     ranks = set(range(process_group.world_size())) - {process_group.rank()}
     try:
         shared = shared or store()
@@ -184,7 +183,7 @@ def statuses(shared: SignedStore | None = None) -> dict[int, str]:
 
 
 def store() -> SignedStore:
-    """Returns the store on the connection of the main thread, which never waits on it."""
+    """Opens the store on the connection of the main thread, which never waits on it."""
     return SignedStore(_plain_store(), signed_store.secret())
 
 
@@ -270,7 +269,6 @@ def _check_missing(
     message: Message,
     shared: SignedStore,
 ) -> None:
-    """Raises if a missing rank has ended, if all of them are elsewhere, or after `most` seconds."""
     statuses: dict[int, str] = {}
     for rank in missing():
         statuses[rank] = _status_of(shared, rank)

@@ -1,4 +1,4 @@
-"""Real ranks on this machine: processes forked from this one.
+"""Real ranks on this machine: processes forked from this one (ADR 40).
 
 A forked process has the modules and functions of its parent, also those of a notebook's cells: it
 does not import torch and Keras again. It needs a system with `fork` (Linux, macOS).
@@ -11,22 +11,23 @@ import gc
 import multiprocessing
 import os
 import pickle
-import select
 import signal
 import socket
 import sys
 import tempfile
 import threading
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from shardcore.adapters.ranks.job import reports, started_ranks
-from shardcore.adapters.ranks.job.started_ranks import Case, Rank, Workspace
-from shardcore.domain.errors import MeshError
+from shardcore.adapters.ranks.job import started_ranks
+from shardcore.adapters.ranks.job.started_ranks import REMEDY, Case, Failure, Rank, Workspace
+from shardcore.domain.errors import ArgumentProblem, MeshError, describe_error, text_of
 from shardcore.domain.ranks.job import resolve_job
+from shardcore.reporting.errors import say, show_error, strip_own_frames
 
 _Result = TypeVar("_Result")
 
@@ -58,7 +59,7 @@ def workspace_for(world_size: int) -> Iterator[Workspace]:
 
 
 def environment_of(world_size: int) -> dict[str, str]:
-    """Returns the variables that `world_size` ranks of this host share.
+    """Builds the launch variables that `world_size` ranks of this host share.
 
     Raises:
         MeshError: If `world_size` is below 1.
@@ -75,7 +76,6 @@ def environment_of(world_size: int) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _fork_ranks(case: Case[Any], workspace: Workspace, world_size: int) -> Iterator[list[Rank]]:
-    """Forks the ranks, and ends them at the end of the context."""
     context = multiprocessing.get_context("fork")
     ranks: list[Rank] = []
     # Every rank would write the buffered text again.
@@ -97,14 +97,13 @@ def _fork_ranks(case: Case[Any], workspace: Workspace, world_size: int) -> Itera
 
 
 def free_port() -> int:
-    """Returns a TCP port of this host that is free now."""
+    """Finds a TCP port of this host that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def _child(case: Case[object], workspace: Workspace, rank: int, sender: Connection) -> None:
-    """Runs one rank, which sends `("result", ...)` or `("failure", ...)`."""
     threading.Thread(target=_end_with_parent, name="shardcore-parent", daemon=True).start()
     # An interrupt goes to the parent too, which kills the ranks.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -118,7 +117,7 @@ def _child(case: Case[object], workspace: Workspace, rank: int, sender: Connecti
         _become_rank(case, workspace, rank)
         return case.call(rank)
 
-    message = reports.report_of(rank, work, pickle.dumps)
+    message = report_of(rank, work, pickle.dumps)
     started_ranks.flush()
     sender.send_bytes(message)
     # Wait to be killed: a rank that ends breaks the connections of the others, whose errors would
@@ -166,84 +165,60 @@ def join_group(case: Case[object], workspace: Workspace) -> None:
     exchange.share_secret()
 
 
-# The seconds in which a forked process answers.
-_SECONDS = 20.0
-_YES, _NO = b"y", b"n"
-# torch 2.10 to 2.15 says so, and has no public name by which to ask.
-_OF_A_FORK = "forked subprocess"
+def report_of(rank: int, work: Callable[[], object], dump: Callable[[object], bytes]) -> bytes:
+    """Does the work of a rank, runs its exit functions, and returns its report.
 
+    In a process that the work has forked it does not return.
 
-def has_devices() -> bool:
-    """Returns whether torch is loaded and sees an accelerator, such as a GPU."""
-    torch = sys.modules.get("torch")
-    return torch is not None and bool(torch.accelerator.is_available())
-
-
-def can_compute() -> bool:
-    """Returns whether a process that is forked now can use what torch uses in this one.
-
-    torch has no name by which a parent can ask. So a process is forked, and tries.
+    Args:
+        rank: The rank.
+        work: It returns the result.
+        dump: Pickles.
     """
-    torch = sys.modules.get("torch")
-    if torch is None or torch.accelerator.current_accelerator(check_available=False) is None:
-        return True  # it has used no device, and knows none
-    has_cuda = torch.cuda.is_available()
-    reader, writer = os.pipe()
-    with warnings.catch_warnings():
-        # Python 3.12 warns of forking beside threads: that is what is tried.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        process = os.fork()
-    if process == 0:
-        _answer(writer, has_cuda)
-    os.close(writer)
+    own = os.getpid()
     try:
-        ready, _, _ = select.select([reader], [], [], _SECONDS)
-        return bool(ready) and os.read(reader, 1) == _YES
-    finally:
-        os.close(reader)
-        os.kill(process, signal.SIGKILL)
-        os.waitpid(process, 0)
+        value = work()
+        if os.getpid() != own:
+            _end_fork(None)
+        try:
+            report = dump(("result", value))
+        except Exception as error:  # noqa: BLE001 - whatever the value raises
+            return _refuse(rank, value, error)
+        atexit._run_exitfuncs()  # noqa: SLF001 - a rank does not run them by itself
+    except BaseException as error:  # noqa: BLE001 - SystemExit too: the parent reports it
+        if os.getpid() != own:
+            _end_fork(error)
+        report = pickle.dumps(("failure", Failure.of(rank, error)))
+    return report
 
 
-def _answer(writer: int, has_cuda: bool) -> NoReturn:
-    """Writes whether this process, which is forked, can compute; and ends it."""
-    try:
-        # A device is not to be started for it, nor a thread of autograd for each device.
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        is_refused = (has_cuda and _refuses_cuda()) or _refuses_backward() or _is_refused_again()
-        os.write(writer, _NO if is_refused else _YES)
-    finally:
-        os._exit(0)
+def _refuse(rank: int, value: object, error: Exception) -> bytes:
+    problem = ArgumentProblem(
+        name=f"the result of rank {rank}",
+        expected="a value that can be pickled",
+        got=f"one of type {type(value).__name__!r} ({describe_error(error)})",
+        remedy=REMEDY,
+    )
+    failure = Failure(rank, time.monotonic(), f"rank {rank} failed:\n{problem}\n")
+    return pickle.dumps(("failure", failure))
 
 
-def _refuses_cuda() -> bool:
-    import torch
+def _end_fork(error: BaseException | None) -> NoReturn:
+    """Ends a process that is no rank, as Python ends a program: the rank may ask for its code.
 
-    try:
-        torch.cuda.init()  # type: ignore[no-untyped-call]
-    except Exception as error:  # noqa: BLE001 - of no device, which is as asked
-        return _OF_A_FORK in str(error)
-    return False
-
-
-def _is_refused_again() -> bool:
-    """Returns whether a process that is forked from this one could run no backward pass.
-
-    A build of torch for CUDA counts devices that are not there once there were tensors without
-    values, as `torch.compile` has them: then the pass before has started threads for them.
+    Its exit functions are those of the rank, which runs them.
     """
-    process = os.fork()
-    if process == 0:
-        os._exit(int(_refuses_backward()))
-    return os.waitpid(process, 0)[1] != 0
-
-
-def _refuses_backward() -> bool:
-    import torch
-
-    try:
-        with torch.inference_mode(False), torch.enable_grad():
-            torch.autograd.backward(torch.zeros((), device="cpu", requires_grad=True))
-    except RuntimeError:  # of autograd's threads, which do not survive a fork
-        return True
-    return False
+    code = 0
+    if isinstance(error, SystemExit):
+        if isinstance(error.code, int):
+            code = error.code & 0xFF  # as a process has it
+        elif error.code is not None:
+            say(f"{text_of(error.code)}\n")
+            code = 1
+    elif error is not None:
+        strip_own_frames(error)
+        show_error(sys.excepthook, error)
+        code = 1
+    with contextlib.suppress(Exception):
+        started_ranks.flush()
+    os._exit(code)

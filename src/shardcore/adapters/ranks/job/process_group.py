@@ -88,32 +88,32 @@ def stop(ours: bool) -> None:
 
 
 def is_started() -> bool:
-    """Returns whether this process has a process group, also one that the user started."""
+    """Tells whether this process has a process group, also one that the user started."""
     return dist.is_available() and dist.is_initialized()
 
 
 def rank() -> int:
-    """Returns the rank of this process; 0 for a single process."""
+    """Asks torch for the rank of this process; 0 for a single process."""
     return dist.get_rank() if is_started() else 0
 
 
 def world_size() -> int:
-    """Returns the number of processes; 1 for a single process."""
+    """Counts the processes of the group; 1 for a single process."""
     return dist.get_world_size() if is_started() else 1
 
 
 def is_simulated() -> bool:
-    """Returns whether this is torch's "fake" group, which has no other ranks."""
+    """Tells whether this is torch's "fake" group, which has no other ranks."""
     return is_started() and dist.get_backend() == "fake"
 
 
 def has_others() -> bool:
-    """Returns whether other processes work with this one; simulated ranks do not."""
+    """Tells whether other processes work with this one; simulated ranks do not."""
     return world_size() > 1 and not is_simulated()
 
 
 def store_for_thread(prefix: str) -> "Store":
-    """Returns a separate connection to the store of the default group, with keys under `prefix`.
+    """Opens a separate connection to the store of the default group, with keys under `prefix`.
 
     Another store would need a second address. A wait on a shared connection blocks every other
     thread, so `clone` opens a new one.
@@ -130,7 +130,7 @@ def single_threaded() -> None:
 
 
 def seconds(timeout: float | None) -> float:
-    """Returns the timeout in seconds: the argument, else `SHARDCORE_TIMEOUT`, else 600.
+    """Chooses the timeout in seconds: the argument, else `SHARDCORE_TIMEOUT`, else 600.
 
     Example:
         >>> seconds(30)
@@ -140,7 +140,7 @@ def seconds(timeout: float | None) -> float:
 
 
 def set_seconds(variable: str, default: float) -> float:
-    """Returns the seconds that an environment variable sets.
+    """Reads a number of seconds from an environment variable.
 
     Raises:
         EnvironmentProblem: If it is no positive number.
@@ -198,7 +198,7 @@ def _join(job: Job, timeout: float, init_method: str) -> None:
 
 
 def _rendezvous(job: Job, limit: timedelta, init_method: str) -> "Store":
-    """Returns the store of this start of the job.
+    """Connects to the store, under the name of this start of the job.
 
     torch 2.13 waits for ever for a program that took the port, accepts and does not answer. So
     another thread waits, which is left alone then.

@@ -37,7 +37,7 @@ _AGENT_VARIABLE = "TORCHELASTIC_USE_AGENT_STORE"
 
 
 def open_store(job: Job, limit: timedelta) -> "Store | None":
-    """Returns the store of rank 0, which listens on the address of the job alone.
+    """Opens the store of rank 0, which listens on the address of the job alone.
 
     Returns:
         None on other ranks, under torchrun, and where torch has to listen on all addresses: for a
@@ -67,7 +67,7 @@ def open_store(job: Job, limit: timedelta) -> "Store | None":
 
 
 def _address(given: str) -> str:
-    """Returns the address that is given as a number, or is this host's own; empty for a name."""
+    """Reads an address that is a number, or this host's own; empty for a name."""
     if given == "localhost":
         return "127.0.0.1"
     with suppress(ValueError):
@@ -79,7 +79,7 @@ _INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 def interface_problem(rank: int) -> str:
-    """Returns why gloo cannot listen on the interfaces that this rank names; empty if it can.
+    """Explains why gloo cannot listen on the interfaces that this rank names; empty if it can.
 
     Example:
         >>> interface_problem(0)  # the variable is not set
@@ -97,7 +97,7 @@ def interface_problem(rank: int) -> str:
 
 
 def unreachable(error: RuntimeError, rank: int) -> str:
-    """Returns what to do about gloo's `error`: this rank did not reach another one."""
+    """Explains what to do about gloo's `error`: this rank did not reach another one."""
     named = ",".join(_interfaces())
     source = f"the interface of {_INTERFACE}={named}" if named else "the address of the host's name"
     return (
@@ -109,7 +109,7 @@ def unreachable(error: RuntimeError, rank: int) -> str:
 
 
 def _interfaces() -> list[str]:
-    """Returns the interfaces that torch takes from the variable; it ignores a single character."""
+    """Lists the interfaces that torch takes from the variable; it ignores a single character."""
     text = os.environ.get(_INTERFACE, "")
     return [name for name in text.split(",") if name] if len(text) > 1 else []
 
@@ -132,7 +132,7 @@ _MOST_SLEEP_SECONDS = 0.5
 
 
 def agree_on_name(store: "Store", job: Job, limit: timedelta) -> str:
-    """Returns a name that all ranks of this start have, and no earlier start had.
+    """Agrees on a name that all ranks of this start have, and no earlier start had.
 
     Each rank asks under a new name, which no ended rank used. Rank 0 answers all that ask,
     also those of an earlier start, until each rank of this one has its answer. Each of its
@@ -170,7 +170,7 @@ def _answer(store: "Store", name: str, others: range, limit: timedelta) -> None:
 
 
 def _write(store: Any, keys: list[str], value: str) -> None:
-    """Writes one value under all keys, in one request likewise."""
+    """Writes one value under all keys, in one request where the store can do that."""
     if keys and store.has_extended_api():
         store.multi_set(keys, [value] * len(keys))
         return
@@ -190,7 +190,7 @@ TELL_LIMIT = timedelta(seconds=30)
 
 
 def share_problem(problem: str, store: "Store", job: Job, limit: timedelta) -> str:
-    """Returns the problem of a rank that has one; empty once all ranks are here without.
+    """Shares the problem of a rank that has one; empty once all ranks are here without.
 
     Args:
         problem: That of this rank, or nothing.

@@ -2,15 +2,22 @@
 
 Requests of a rank do not depend on the number of ranks, but for those of the rank that joins the
 values. The result of equal values has the size of one.
+
+A value is sent with the call and the line of its rank. One that cannot be pickled is replaced by an
+error that all ranks raise: none waits in vain.
 """
 
 import pickle
 from collections.abc import Iterator
 from itertools import groupby
+from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from shardcore.adapters.ranks.job.signed_store import SignedStore, absent
+from shardcore.domain.errors import ArgumentProblem, ShardcoreError, describe_error, mark_shared
+
+_REMEDY = "give numbers, texts, arrays, or lists and dicts of them"
 
 
 @frozen
@@ -42,7 +49,7 @@ class Round:
 
     @classmethod
     def following(cls, rank: int, ranks: int, shared: SignedStore) -> "Round":
-        """Returns the round after the last one of this rank."""
+        """Counts this rank into the round after its last one."""
         return cls(shared.store.add(f"count/{rank}", 1), rank, ranks, shared)
 
     def publish(self, value: bytes) -> None:
@@ -62,7 +69,7 @@ class Round:
         self.shared.set(self._joined, pickle.dumps((list(indices), runs)))
 
     def is_complete(self) -> bool:
-        """Returns whether the values are joined."""
+        """Asks the store whether the values are joined."""
         return bool(self.shared.store.check([self._joined]))
 
     def missing(self) -> Iterator[int]:
@@ -70,12 +77,12 @@ class Round:
         yield from absent(self.shared.store, list(map(self._key, range(self.ranks))))
 
     def first(self) -> int:
-        """Returns the lowest rank that has come; this one has."""
+        """Finds the lowest rank that has come; this one has."""
         missing = self.missing()
         return next(rank for rank in range(self.ranks) if rank != next(missing, None))
 
     def values(self) -> list[bytes]:
-        """Returns the values of all ranks, once the round is complete."""
+        """Reads the values of all ranks, once the round is complete."""
         distinct, runs = pickle.loads(self.shared.get([self._joined])[0])
         return [distinct[index] for index, count in runs for _ in range(count)]
 
@@ -100,3 +107,53 @@ class Round:
     @property
     def _joined(self) -> str:
         return f"{self.number}/all"
+
+
+@frozen
+class Message:
+    """A value of one rank, and the call and the line at which the rank is."""
+
+    what: str
+    line: str
+    value: Any
+
+    def pack(self, rank: int) -> bytes:
+        """Pickles it; with a `_Refusal` as its value, if that cannot be pickled."""
+        try:
+            return pickle.dumps(self)
+        except Exception as error:  # noqa: BLE001 - whatever the value raises
+            kind = type(self.value).__name__
+            problem = ArgumentProblem(
+                name=self.what,
+                expected="a value that can be pickled",
+                got=f"one of type {kind!r} on rank {rank} ({describe_error(error)})",
+                remedy=_REMEDY,
+                rank=rank,
+            )
+            return pickle.dumps(evolve(self, value=_Refusal(problem)))
+
+    def unpack(self, packed: bytes, rank: int) -> "Message":
+        """Unpickles the message that `rank` has packed for the same call.
+
+        Raises:
+            ArgumentProblem: If its value could not be pickled there, or cannot be read here.
+        """
+        try:
+            # A rank of this job has written it: the store has verified its signature (ADR 42).
+            message: Message = pickle.loads(packed)
+        except Exception as error:
+            raise ArgumentProblem(
+                name=self.what,
+                expected="a value that other ranks can unpickle",
+                got=f"one of rank {rank} that raises {describe_error(error)}",
+                remedy=_REMEDY,
+                rank=rank,
+            ) from error
+        if isinstance(message.value, _Refusal):
+            raise mark_shared(message.value.problem)
+        return message
+
+
+@frozen
+class _Refusal:
+    problem: ShardcoreError

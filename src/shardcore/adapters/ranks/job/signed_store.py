@@ -38,7 +38,7 @@ def absent(store: "Store", keys: Sequence[str]) -> Iterator[int]:
 
 
 def values(store: Any, keys: Sequence[str]) -> list[bytes]:
-    """Returns the values of `keys`, which exist: in one request, where the store can do that."""
+    """Reads the values of `keys`, which exist: in one request, where the store can do that."""
     extended = store.has_extended_api()  # the stubs of torch lack it
     return store.multi_get(keys) if extended else [store.get(key) for key in keys]
 
@@ -64,12 +64,12 @@ _SECRETS: "WeakKeyDictionary[Any, bytes]" = WeakKeyDictionary()
 
 
 def has_secret() -> bool:
-    """Returns whether the ranks of the process group share a secret."""
+    """Tells whether the ranks of the process group share a secret."""
     return dist.group.WORLD in _SECRETS
 
 
 def share_secret() -> None:
-    """Gives all ranks of the process group a secret of rank 0. A collective."""
+    """Broadcasts a secret that rank 0 draws. A collective."""
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
     drawn = torch.tensor(list(os.urandom(_SIZE)), dtype=torch.uint8, device=device)
     dist.broadcast(drawn, src=0)
@@ -77,7 +77,7 @@ def share_secret() -> None:
 
 
 def secret() -> bytes:
-    """Returns the secret of the ranks.
+    """Looks up the secret of the process group.
 
     Raises:
         CallProblem: If they share none.
@@ -118,7 +118,7 @@ class SignedStore:
             self.store.set(key, self._signed(key, value))
 
     def get(self, keys: list[str]) -> list[bytes]:
-        """Returns the values of `keys`, which exist: in one request, where the store can do that.
+        """Reads the values of `keys`, which exist: in one request, where the store can do that.
 
         Raises:
             EnvironmentProblem: If no rank of this job has written one of them.
@@ -127,7 +127,7 @@ class SignedStore:
         return [self._require(key, signed) for key, signed in zip(keys, all_signed, strict=True)]
 
     def find_all(self, keys: list[str]) -> list[bytes | None]:
-        """Returns what `find` returns of each key: by two requests, if all keys have a value."""
+        """Finds each key as `find` does: by two requests, if all keys have a value."""
         if not self.store.check(keys) or not self.store.has_extended_api():
             return [self.find(key) for key in keys]
         pairs = zip(keys, self.store.multi_get(keys), strict=True)
@@ -135,7 +135,7 @@ class SignedStore:
         return [self.find(key) if value is None else value for key, value in opened.items()]
 
     def find(self, key: str) -> bytes | None:
-        """Returns the value of `key`; None if there is none, or only one of another program.
+        """Reads the value of `key`; None if there is none, or only one of another program.
 
         That one is removed, and a line says so.
         """
@@ -179,7 +179,7 @@ class SignedStore:
         self.store.set(key, signed)
 
     def _pieces_of(self, key: str, signed: bytes) -> list[str]:
-        """Returns the keys of the pieces of a large value; none of a small one."""
+        """Lists the keys of the pieces of a large value; none of a small one."""
         header = self._verify(_header_name(key), signed)
         if header is None:
             return []
@@ -187,7 +187,7 @@ class SignedStore:
         return [f"{key}/{digest}/{number}" for number in range(count)]
 
     def _open(self, key: str, signed: bytes) -> bytes | None:
-        """Returns the value that is stored at `key`; None if no rank of this job wrote it."""
+        """Joins and verifies the value at `key`; None if no rank of this job wrote it."""
         value = self._verify(key, signed)
         if value is not None:
             return value
@@ -220,5 +220,5 @@ class SignedStore:
 
 
 def _header_name(key: str) -> str:
-    """Returns the name under which the header of a large value is signed: it is no small value."""
+    """Names the header of a large value for its signature: it is no small value."""
     return f"{key} in pieces"

@@ -62,7 +62,7 @@ class Workspace:
     folder: Path
 
     def stacks(self, rank: int) -> Path:
-        """Returns the file to which the rank writes its stacks: on SIGUSR1, and when it crashes."""
+        """Names the file to which the rank writes its stacks: on SIGUSR1, and when it crashes."""
         return self.folder / f"stacks-{rank}"
 
 
@@ -82,7 +82,7 @@ class Failure:
 
     @classmethod
     def of(cls, rank: int, error: BaseException) -> "Failure":
-        """Returns the failure of `rank` with the frames of the user."""
+        """Formats the error of `rank` with the frames of the user."""
         strip_own_frames(error)
         return cls(rank, time.monotonic(), f"rank {rank} failed:\n{format_error(error)}")
 
@@ -117,7 +117,7 @@ class Stream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def fileno(self) -> int:
-        """Returns the number of the pipe, for `wait`."""
+        """Names the pipe by its number, for `wait`."""
         return self._pipe
 
     def show(self) -> bool:
@@ -190,7 +190,7 @@ def flush() -> None:
 
 
 def collect(timeout: float | None, workspace: Workspace, ranks: Sequence[Rank]) -> list[Any]:
-    """Returns the results in the order of ranks, and meanwhile shows what ranks print.
+    """Collects the results in the order of ranks, and meanwhile shows what ranks print.
 
     Raises:
         RankFailed: If a rank raised, died or did not end in time.
@@ -255,7 +255,6 @@ def _has_ended(rank: Rank) -> bool:
 
 
 def _death_of(rank: Rank, workspace: Workspace) -> Failure:
-    """Returns the failure of a rank whose process has ended without a result."""
     report = f"rank {rank.rank} ended without a result, exit code {rank.process.exitcode}\n"
     report += _crash_stacks(workspace.stacks(rank.rank))
     # Time 0: the errors of the other ranks follow from this one.
@@ -263,7 +262,7 @@ def _death_of(rank: Rank, workspace: Workspace) -> Failure:
 
 
 def _crash_stacks(stacks: Path) -> str:
-    """Returns the stacks of a rank that crashed in C++; without the list of its modules."""
+    """Reads the stacks of a rank that crashed in C++; without the list of its modules."""
     return stacks.read_text().partition("\nExtension modules")[0]
 
 

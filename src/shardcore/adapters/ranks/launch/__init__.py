@@ -1,1 +1,1 @@
-"""Ranks that are new interpreters, on a machine where a forked process could not compute."""
+"""Ranks that are not forked: new interpreters of this host, and the engines of a notebook."""

@@ -5,10 +5,12 @@ kernel of IPython: what a cell makes stays in it until the next one.
 """
 
 import os
+import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -17,7 +19,12 @@ from shardcore.domain.errors import EnvironmentProblem
 from shardcore.domain.ranks.job import resolve_job
 from shardcore.reporting.status import EngineRank, EnginesStatus
 
+if TYPE_CHECKING:  # the notebook's process needs no torch for it
+    from shardcore.adapters.ranks.processes import TorchProcesses
+
 _LOOK_SECONDS = 0.05
+# The same for the end of the notebook.
+_LOOK_AT_NOTEBOOK_SECONDS = 1.0
 # In these an engine that runs no cell tells its facts.
 _ANSWER_SECONDS = 30.0
 _START = "cluster = ipyparallel.Cluster(n=2); client = cluster.start_and_connect_sync()"
@@ -39,7 +46,7 @@ class EngineFacts:
 
     @classmethod
     def here(cls) -> "EngineFacts":
-        """Returns the facts of this process."""
+        """Looks up process, host and job here: it is called on an engine."""
         job = resolve_job(environ=os.environ)
         return cls(os.getpid(), socket.gethostname(), 0 if job is None else job.world_size)
 
@@ -63,7 +70,7 @@ class Engines:
         return self._client[list(self.numbers)]
 
     def status(self) -> EnginesStatus:
-        """Returns the device, the process and the state of each rank; it waits for no cell."""
+        """Lists the device, the process and the state of each rank; it waits for no cell."""
         alive = [number for number in self._client.ids if number in self.numbers]
         queues = self._client.queue_status(alive) if alive else {}
         states = [_state(queues.get(number)) for number in self.numbers]
@@ -86,7 +93,7 @@ def join(client: Any, devices: int | None, become_rank: Callable[..., str]) -> E
     """
     numbers = _choose_engines(client, devices)
     facts = [_facts_of(client, number) for number in numbers]
-    _check(numbers, facts)
+    _refuse_strangers(numbers, facts)
     shared = environment_of(len(numbers))
     joining = [
         client[number].apply_async(
@@ -131,7 +138,7 @@ def _choose_engines(client: Any, devices: int | None) -> tuple[int, ...]:
 
 
 def _facts_of(client: Any, number: int) -> EngineFacts:
-    """Returns the facts of an engine, which runs one cell after the other.
+    """Asks an engine for its facts; it runs one cell after the other.
 
     Raises:
         EnvironmentProblem: If it does not answer in time.
@@ -147,8 +154,7 @@ def _facts_of(client: Any, number: int) -> EngineFacts:
     return facts
 
 
-def _check(numbers: Sequence[int], facts: Sequence[EngineFacts]) -> None:
-    """Refuses engines of other hosts, and those that are ranks already."""
+def _refuse_strangers(numbers: Sequence[int], facts: Sequence[EngineFacts]) -> None:
     here = socket.gethostname()
     for number, engine in zip(numbers, facts, strict=True):
         if engine.host != here:
@@ -166,7 +172,7 @@ def _check(numbers: Sequence[int], facts: Sequence[EngineFacts]) -> None:
 
 
 def _results(joining: Sequence[Any]) -> list[str]:
-    """Returns what all engines return, or raises the first error, for which others may wait."""
+    """Waits for all engines, or raises the first error, for which others may wait."""
     while not all(result.ready() for result in joining):
         for rank, result in enumerate(joining):
             if result.ready():
@@ -195,7 +201,6 @@ def _stop(client: Any) -> None:
 
 
 def _state(queue: Mapping[str, int] | None) -> str:
-    """Returns the state of an engine that has so much to do; None if it is not there."""
     if queue is None:
         return "has ended"
     return "runs a cell" if queue["queue"] + queue["tasks"] else "waits for a cell"
@@ -205,3 +210,36 @@ def _is_in_notebook() -> bool:
     from IPython import get_ipython
 
     return get_ipython() is not None
+
+
+def follow_cells(processes: "TorchProcesses") -> None:
+    """Publishes to the other ranks the error with which a cell has ended here."""
+    from IPython import get_ipython
+
+    def report(result: Any) -> None:
+        processes.report_cell_error(result.error_in_exec or result.error_before_exec)
+
+    shell = get_ipython()
+    shell.events.register("pre_execute", lambda: processes.report_cell_error(None))
+    shell.events.register("post_run_cell", report)
+
+
+def end_with(notebook: int) -> None:
+    """Ends this process when that of the notebook has ended, as its kernel may be killed."""
+    threading.Thread(
+        target=_end_with, args=(notebook,), name="shardcore-notebook", daemon=True
+    ).start()
+
+
+def _end_with(notebook: int) -> None:
+    while _is_alive(notebook):
+        time.sleep(_LOOK_AT_NOTEBOOK_SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -56,7 +56,7 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
         self._storages: dict[int, Any] = {}
 
     def reducer_override(self, value: Any) -> Any:
-        """Returns how `value` is pickled: see `pickle.Pickler`."""
+        """Refuses by the rules; sends tensors in other ways than torch pickles them."""
         problem = self._rules.why_not(value)
         if problem:
             raise EnvironmentProblem(f"{problem}. {self._rules.remedy}")
@@ -123,7 +123,7 @@ def _is_large(tensor: "torch.Tensor") -> bool:
 
 
 def _is_scattered(value: Any) -> TypeGuard["numpy.ndarray[Any, Any]"]:
-    """Returns whether it is a large array whose elements are not one block of memory."""
+    """Tells whether it is a large array whose elements are not one block of memory."""
     numpy = sys.modules.get("numpy")
     if numpy is None or type(value) is not numpy.ndarray or value.nbytes < LARGE:
         return False
@@ -186,7 +186,7 @@ def check(value: object, rules: Rules) -> None:
 
 
 def read(folder: Path, written: Written) -> list[Any]:
-    """Returns the values that `write` wrote. Large arrays are mapped, and may be written into."""
+    """Reads the values that `write` wrote. Large arrays are mapped, and may be written into."""
     linecache.cache.update(written.lines)
     with (folder / _BODY).open("rb") as body, (folder / _ARRAYS).open("rb") as arrays:
         values: list[Any] = pickle.load(body, buffers=_mapped(arrays.fileno(), written.sizes))
@@ -204,7 +204,7 @@ def _mapped(file: int, sizes: Iterable[int]) -> Iterator[memoryview]:
 def not_sent(
     call: str, values: dict[str, Any], rules: Rules, error: Exception
 ) -> EnvironmentProblem:
-    """Returns the error of a call whose values cannot be sent.
+    """Builds the error of a call whose values cannot be sent. It names the variable.
 
     Args:
         call: The call, such as "launch()".
@@ -227,7 +227,6 @@ _REMEDY = "Make it in the function."
 
 
 def _first(values: Any, rules: Rules) -> Iterator[str]:
-    """Yields the words for the first value that cannot be sent, by the variable that holds it."""
     for words, value in values:
         if not _can_be_sent(value, rules):
             yield _innermost(words, value, rules, {id(value)})
@@ -235,7 +234,7 @@ def _first(values: Any, rules: Rules) -> Iterator[str]:
 
 
 def _innermost(words: str, value: Any, rules: Rules, seen: set[int]) -> str:
-    """Returns the words for the variable of a function which holds what cannot be sent."""
+    """Names the variable of a function which holds what cannot be sent."""
     for function in _functions(value):
         for name, held in _variables_of(function):
             if id(held) not in seen and not _can_be_sent(held, rules):
@@ -255,7 +254,6 @@ def _functions(value: Any) -> Iterator[FunctionType]:
 
 
 def _variables_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yields the variables that a function reads, with their values."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield name, cell.cell_contents
@@ -286,7 +284,7 @@ def _can_be_sent(value: object, rules: Rules) -> bool:
 
 
 def arguments_of(function: Callable[..., object], arguments: tuple[object, ...]) -> dict[str, Any]:
-    """Returns the arguments of a call by the words for them: "argument 'epochs'"."""
+    """Labels the arguments of a call by the words for them: "argument 'epochs'"."""
     code = getattr(function, "__code__", None)
     names = () if code is None else code.co_varnames[: code.co_argcount]
     labels = [repr(name) for name in names] + [str(n) for n in range(len(names), len(arguments))]

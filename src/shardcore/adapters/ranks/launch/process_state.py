@@ -27,7 +27,7 @@ class ProcessState:
 
     @classmethod
     def now(cls) -> "ProcessState":
-        """Returns the state of this process."""
+        """Reads the state of this process, of what it has loaded."""
         numpy = sys.modules.get("numpy")
         torch = TorchState.now() if "torch" in sys.modules else None
         return cls(random.getstate(), numpy and numpy.random.get_state(), torch)
@@ -67,7 +67,7 @@ class TorchState:
 
     @classmethod
     def now(cls) -> "TorchState":
-        """Returns the state of this process."""
+        """Reads the state of this process; that of CUDA only if it was used."""
         import torch
 
         return cls(
@@ -84,7 +84,7 @@ class TorchState:
         )
 
     def restore(self) -> None:
-        """Restores it."""
+        """Restores it: the seed first, for devices that the other process has not used."""
         import torch
 
         torch.manual_seed(self.seed)  # of all devices

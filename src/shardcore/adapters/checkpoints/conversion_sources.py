@@ -18,6 +18,7 @@ from shardcore.domain.checkpoints.index import DTYPES, StoredVariable
 from shardcore.domain.errors import CheckpointError
 from shardcore.ports.checkpoints import Reader
 
+# The most variables of a file: a forged one may link to any number.
 _DATASETS = 10**6
 
 
@@ -58,7 +59,7 @@ class Source:
 
 @contextmanager
 def open_source(path: Path) -> Iterator[Source]:
-    """Opens a source.
+    """Opens a checkpoint, safetensors files or weights of Keras, which the path tells apart.
 
     Raises:
         CheckpointError: If it is none.
@@ -71,7 +72,7 @@ def open_source(path: Path) -> Iterator[Source]:
         elif path.name.endswith(".safetensors") and path.is_file():
             yield _safetensors([path], path, stack)
         elif path.name.endswith((".weights.h5", ".weights.json")) and path.is_file():
-            yield _weights(path, stack)
+            yield _keras_weights(path, stack)
         else:
             raise CheckpointError(
                 f"{str(path)!r} cannot be converted: give the folder of a checkpoint, a folder of "
@@ -96,15 +97,14 @@ def _checkpoint(path: Path, stack: ExitStack) -> Source:
 
 def _stored(reader: Reader, variable: StoredVariable) -> Callable[[], memoryview]:
     def read() -> memoryview:
-        target = _array(variable.name, variable.nbytes)
+        target = _allocate(variable.name, variable.nbytes)
         reader.read(variable, variable.as_one_part, variable.shape, target)
         return target
 
     return read
 
 
-def _array(name: str, nbytes: int) -> memoryview:
-    """Returns memory for a variable."""
+def _allocate(name: str, nbytes: int) -> memoryview:
     try:
         return memoryview(bytearray(nbytes))
     except MemoryError:
@@ -129,16 +129,15 @@ def _of_entry(name: str, file: safetensors.SafetensorsFile) -> Variable:
     whole = Box((0,) * len(entry.shape), entry.shape)
 
     def read() -> memoryview:
-        target = _array(name, entry.nbytes)
+        target = _allocate(name, entry.nbytes)
         file.read(entry, whole, target, entry.shape, whole)
         return target
 
-    return Variable(name, "", group_of(name), entry.dtype, entry.shape, read)
+    return Variable(name, "", _group_of(name), entry.dtype, entry.shape, read)
 
 
-def _weights(path: Path, stack: ExitStack) -> Source:
-    """Opens weights of Keras: one file, or the files that a .weights.json lists."""
-    paths = [path] if path.suffix == ".h5" else [path.with_name(name) for name in _parts(path)]
+def _keras_weights(path: Path, stack: ExitStack) -> Source:
+    paths = [path] if path.suffix == ".h5" else [path.with_name(name) for name in _file_names(path)]
     try:
         for part in paths:
             folders.check(part)
@@ -158,8 +157,8 @@ def _weights(path: Path, stack: ExitStack) -> Source:
     return Source(variables)
 
 
-def _parts(path: Path) -> list[str]:
-    """Returns the names of the files in the weight map of a .weights.json."""
+def _file_names(path: Path) -> list[str]:
+    """Reads the names of the files from the weight map of a .weights.json."""
     try:
         content: Any = bounds.parse_json(
             folders.read(path, bounds.HEADER_BYTES), bounds.HEADER_BYTES
@@ -226,11 +225,10 @@ def _of_dataset(name: str, dataset: Any) -> Variable:
     def read() -> memoryview:
         return np.ascontiguousarray(dataset[()]).reshape(-1).view(np.uint8).data
 
-    return Variable(name, "", group_of(name), dtype, tuple(dataset.shape), read)
+    return Variable(name, "", _group_of(name), dtype, tuple(dataset.shape), read)
 
 
-def group_of(name: str) -> str:
-    """Returns the group of a variable with a key of Keras' weight files."""
+def _group_of(name: str) -> str:
     return "optimizer" if name.startswith("optimizer/") else "model"
 
 

@@ -1,17 +1,25 @@
-"""The targets of a conversion. Each is written into a folder, and gets its name when it is done."""
+"""Conversion between checkpoints and files of Keras or of safetensors, one variable at a time.
+
+The target is written into a folder beside it, and gets its name when it is complete.
+"""
 
 import json
+import os
 import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import attrs
 import h5py
 import ml_dtypes
 import numpy as np
 
-from shardcore.adapters.checkpoints import changes, safetensors
-from shardcore.adapters.checkpoints.conversion.reading import Source, Variable
+from shardcore.adapters.checkpoints import folders, safetensors
+from shardcore.adapters.checkpoints.conversion_sources import Source, Variable, open_source
+from shardcore.adapters.checkpoints.lease import acquire
 from shardcore.domain.checkpoints.grid import Grid
 from shardcore.domain.checkpoints.header import header_of
 from shardcore.domain.checkpoints.index import Index, StoredFile, StoredVariable
@@ -24,18 +32,89 @@ _DEFAULT_SHARD = 5 * 2**30  # bytes, as in Keras
 _FILE = "rank-00000.safetensors"
 
 
-def is_folder(target: Path) -> bool:
-    """Returns whether a target is a folder: a checkpoint, or several safetensors files."""
+@attrs.frozen
+class Converted:
+    """The report on a conversion.
+
+    Args:
+        path: What was written.
+        variables: How many variables it has.
+        nbytes: The bytes of their values.
+        left_out: The variables of the source that files of this format do not have.
+    """
+
+    path: str
+    variables: int
+    nbytes: int
+    left_out: tuple[str, ...]
+
+
+def convert(source: Path, target: Path, max_shard_bytes: int | None = None) -> Converted:
+    """Converts a checkpoint or weights to another format. The ending of `target` says which.
+
+    Args:
+        source: The folder of a checkpoint, a folder of safetensors files, or a file that ends in
+            .safetensors, .weights.h5 or .weights.json.
+        target: Such a file or folder. A folder `step-00000012` becomes a checkpoint.
+        max_shard_bytes: The size of the files in a folder of safetensors and of .weights.json.
+
+    Raises:
+        CheckpointError: If the source is none of these, the target exists, or a variable cannot
+            be written in its format.
+    """
+    if target.exists():
+        raise CheckpointError(
+            f"{str(target)!r} exists: remove it, or give another target.", name=str(target)
+        )
+    write = _writer_of(target)
+    with open_source(source) as content, _lease_for(target):
+        storable, left_out = _divide_storable(content, target)
+        unfinished = target.with_name(f"{folders.UNFINISHED}{target.name}")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        try:
+            write(unfinished, target, attrs.evolve(content, variables=storable), max_shard_bytes)
+            _move(unfinished, target)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+    nbytes, names = sum(variable.nbytes for variable in storable), [v.name for v in left_out]
+    return Converted(str(target), len(storable), nbytes, tuple(names))
+
+
+@contextmanager
+def _lease_for(target: Path) -> Iterator[None]:
+    """Opens a context in which no job writes checkpoints beside a target that is one."""
+    if not _is_checkpoint(target):
+        yield
+        return
+    lease = acquire(target.parent)
+    try:
+        yield
+    finally:
+        lease.release()
+
+
+def _move(unfinished: Path, target: Path) -> None:
+    """Renames the written files to `target`; of several files, the one that it names comes last."""
+    if _is_folder(target):
+        folders.sync(unfinished)
+        os.rename(unfinished, target)
+    else:
+        for file in sorted(unfinished.iterdir(), key=lambda file: file.name == target.name):
+            os.rename(file, target.with_name(file.name))
+    folders.sync(target.parent)
+
+
+def _is_folder(target: Path) -> bool:
     return not target.name.endswith((".weights.h5", ".weights.json", ".safetensors"))
 
 
-def is_checkpoint(target: Path) -> bool:
-    """Returns whether a target becomes a checkpoint."""
+def _is_checkpoint(target: Path) -> bool:
     return bool(_CHECKPOINT.fullmatch(target.name))
 
 
-def writer_of(target: Path) -> _Writer:
-    """Returns the function that writes the format of a target, by its name.
+def _writer_of(target: Path) -> _Writer:
+    """Chooses the function that writes the format of a target, by its name.
 
     Raises:
         CheckpointError: If the name has another ending.
@@ -46,7 +125,7 @@ def writer_of(target: Path) -> _Writer:
         return _sharded_h5
     if target.name.endswith(".safetensors"):
         return _safetensors
-    if is_checkpoint(target):
+    if _is_checkpoint(target):
         return _checkpoint
     if target.suffix:
         raise CheckpointError(
@@ -57,7 +136,7 @@ def writer_of(target: Path) -> _Writer:
     return _sharded_safetensors
 
 
-def divide_storable(
+def _divide_storable(
     source: Source, target: Path
 ) -> tuple[tuple[Variable, ...], tuple[Variable, ...]]:
     """Divides the variables into those that the target can store, and the others.
@@ -88,11 +167,10 @@ def divide_storable(
 def _h5(folder: Path, target: Path, source: Source, _limit: int | None) -> None:
     with h5py.File(folder / target.name, "w") as file:
         for variable in source.variables:
-            _write(file, variable)
+            _write_dataset(file, variable)
 
 
-def _write(file: Any, variable: Variable) -> None:
-    """Writes a variable as Keras does."""
+def _write_dataset(file: Any, variable: Variable) -> None:
     is_bfloat16 = variable.dtype == "bfloat16"
     dtype = np.dtype(ml_dtypes.bfloat16 if is_bfloat16 else variable.dtype)
     values = np.frombuffer(variable.read(), dtype).reshape(variable.shape)
@@ -109,11 +187,11 @@ def _sharded_h5(folder: Path, target: Path, source: Source, limit: int | None) -
         name = f"{stem}_{number:05}.weights.h5"
         with h5py.File(folder / name, "w") as file:
             for variable in part:
-                _write(file, variable)
+                _write_dataset(file, variable)
                 names = groups.setdefault(f"/{variable.name.rpartition('/')[0]}", [])
                 names[:] = dict.fromkeys([*names, name])
     files_of = {key: n[0] if len(n) == 1 else n for key, n in groups.items()}
-    (folder / target.name).write_text(json.dumps(_map(source, files_of), indent=4))
+    (folder / target.name).write_text(json.dumps(_weight_map(source, files_of), indent=4))
 
 
 def _safetensors(folder: Path, target: Path, source: Source, _limit: int | None) -> None:
@@ -131,12 +209,11 @@ def _sharded_safetensors(folder: Path, target: Path, source: Source, limit: int 
         name = f"model-{number:05}-of-{len(parts):05}.safetensors"
         _write_file(folder / name, part)
         files_of |= dict.fromkeys((variable.name for variable in part), name)
-    text = json.dumps(_map(source, files_of), indent=2)
+    text = json.dumps(_weight_map(source, files_of), indent=2)
     (folder / "model.safetensors.index.json").write_text(text)
 
 
-def _map(source: Source, files_of: Mapping[str, object]) -> dict[str, object]:
-    """Returns the weight map of several files: in which of them each variable is."""
+def _weight_map(source: Source, files_of: Mapping[str, object]) -> dict[str, object]:
     size = sum(variable.nbytes for variable in source.variables)
     return {"metadata": {"total_size": size}, "weight_map": files_of}
 
@@ -157,7 +234,7 @@ def _checkpoint(folder: Path, target: Path, source: Source, _limit: int | None) 
     )
     step = int(target.name.removeprefix("step-"))
     index = Index(step, "converted", {}, variables, (file,), source.state)
-    changes.write_index(folder, index)
+    folders.write_index(folder, index)
 
 
 def _write_file(path: Path, variables: Sequence[Variable]) -> StoredFile:
