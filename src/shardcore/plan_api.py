@@ -10,7 +10,7 @@ from shardcore import bootstrap
 from shardcore.bootstrap import environment, planning
 from shardcore.bootstrap.cost import auto, estimating
 from shardcore.domain.errors import PolicyError
-from shardcore.domain.layouts.paths.report import RulesReport
+from shardcore.domain.layouts.path_rules import RulesReport
 from shardcore.ports.types import KerasModel, MeshLike
 from shardcore.reporting.cost.memory import MemoryReport
 

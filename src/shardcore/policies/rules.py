@@ -13,11 +13,10 @@ import attrs
 from shardcore.domain.errors import LayoutError, PolicyError
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.mesh import Mesh
-from shardcore.domain.layouts.paths.key import METACHARACTERS
-from shardcore.domain.layouts.paths.rules import PathRules
+from shardcore.domain.layouts.path_keys import METACHARACTERS
+from shardcore.domain.layouts.path_rules import PathRules
 from shardcore.policies.specs import replicated
-from shardcore.ports.model import LayerFacts, VariableFacts
-from shardcore.ports.policy import Choice, Spec
+from shardcore.ports.policy import Choice, LayerFacts, Spec, VariableFacts
 
 _NUMBER = re.compile(r"(?<=_)\d+(?=/|$)")
 

@@ -12,10 +12,9 @@ import attrs
 from shardcore.domain.errors import PolicyError
 from shardcore.domain.layouts.mesh import Mesh
 from shardcore.policies import tensor_parallel
-from shardcore.policies.layers.tokens import Flow, Roles
 from shardcore.policies.specs import SMALL, batch_axis, model_axis
-from shardcore.ports.model import LayerFacts
-from shardcore.ports.policy import Choice
+from shardcore.policies.tokens import Flow, Roles
+from shardcore.ports.policy import Choice, LayerFacts
 
 
 def plan(

@@ -4,8 +4,7 @@ from collections.abc import Iterable
 
 from shardcore.domain.errors import PolicyError
 from shardcore.domain.layouts.mesh import Mesh
-from shardcore.ports.model import VariableFacts
-from shardcore.ports.policy import Choice, Spec
+from shardcore.ports.policy import Choice, Spec, VariableFacts
 
 # Below this the latency of a collective dominates: it is 10 to 50 µs, in which a link of 5 GB/s
 # moves 50 to 250 KB. Biases and norms, which are many, are below it.

@@ -7,12 +7,11 @@ save memory, but move activations. To do so, edit the plan.
 import attrs
 
 from shardcore.domain.layouts.mesh import Mesh
-from shardcore.policies.layers.attention import attentions
-from shardcore.policies.layers.linear import Bank, Linear, bank_of
-from shardcore.policies.layers.regions import Region, block_regions, graph_heads, graph_regions
+from shardcore.policies.attention import attentions
+from shardcore.policies.linear import Bank, Linear, bank_of
+from shardcore.policies.regions import Region, block_regions, graph_heads, graph_regions
 from shardcore.policies.specs import SMALL, all_replicated, model_axis, saves, sharded
-from shardcore.ports.model import LayerFacts, VariableFacts
-from shardcore.ports.policy import Choice
+from shardcore.ports.policy import Choice, LayerFacts, VariableFacts
 
 Choices = dict[str, Choice]
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import attrs
 
 from shardcore.domain.layouts.layout import Layout
-from shardcore.ports import entries
+from shardcore.ports import types
 from shardcore.ports.types import TensorT
 
 # The version of the contract of strategies that this release has.
@@ -186,13 +186,13 @@ class StrategyEntry:
     package: str = ""
 
     def __attrs_post_init__(self) -> None:
-        entries.check(
+        types.check(
             self,
-            name=entries.NAME,
-            summary=entries.TEXT,
-            open=entries.FUNCTION,
-            why_unavailable=entries.FUNCTION,
-            preference=entries.INT_OR_NONE,
-            serves_one_device=entries.BOOL,
-            contract=entries.INT,
+            name=types.NAME,
+            summary=types.TEXT,
+            open=types.FUNCTION,
+            why_unavailable=types.FUNCTION,
+            preference=types.INT_OR_NONE,
+            serves_one_device=types.BOOL,
+            contract=types.INT,
         )

@@ -23,7 +23,7 @@ from shardcore.domain.cost.events import (
     TracedStep,
     Work,
 )
-from shardcore.domain.cost.larger_mesh import is_sum
+from shardcore.domain.cost.rank_step import is_sum
 from shardcore.domain.cost.reasons import CollectiveFacts
 from shardcore.domain.layouts.mesh import Mesh
 

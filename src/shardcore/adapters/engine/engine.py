@@ -16,7 +16,7 @@ from shardcore.adapters.ranks.job import process_group
 from shardcore.domain.cost.collective_cost import Costs
 from shardcore.domain.errors import ShardedTensorError
 from shardcore.domain.layouts.layout import Layout
-from shardcore.domain.layouts.strides import contiguous_strides
+from shardcore.domain.layouts.memory_order import contiguous_strides
 from shardcore.ports.world import World
 
 _PLANS = 16384

@@ -16,7 +16,7 @@ from shardcore.binding.ranks.session import Sessions
 from shardcore.domain.errors import PolicyError
 from shardcore.domain.layouts.mesh import Mesh
 from shardcore.policies.rules import PlannedRules
-from shardcore.ports.model import LayerFacts, VariableFacts
+from shardcore.ports.policy import LayerFacts, VariableFacts
 from shardcore.ports.types import MeshLike
 
 Choose = Callable[[LayerFacts, Mesh], PlannedRules]

@@ -7,10 +7,10 @@ import keras
 
 from shardcore.domain.errors import RuleError
 from shardcore.domain.layouts.mesh import Mesh
-from shardcore.domain.layouts.paths.rules import PathRules
+from shardcore.domain.layouts.path_rules import PathRules
 from shardcore.domain.layouts.spec import DimSpec, dim_spec
 from shardcore.policies.rules import PlannedRules
-from shardcore.ports.model import VariableFacts
+from shardcore.ports.policy import VariableFacts
 from shardcore.ports.types import LayoutLike
 from shardcore.reporting.cost.plan import PlanReport, plan_report
 from shardcore.reporting.cost.ranking import Ranking

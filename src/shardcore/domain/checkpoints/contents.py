@@ -9,8 +9,9 @@ from typing import Any
 
 import attrs
 
+from shardcore.domain.checkpoints.file_format import DTYPES
 from shardcore.domain.checkpoints.grid import Box, Grid, held_parts, holders
-from shardcore.domain.checkpoints.index import DTYPES, StoredVariable
+from shardcore.domain.checkpoints.index import StoredVariable
 from shardcore.domain.errors import CheckpointError
 from shardcore.domain.layouts.layout import Layout
 

@@ -11,8 +11,8 @@ from itertools import accumulate, product
 
 import attrs
 
-from shardcore.domain.engine.redistribution.exchange import Ranges
-from shardcore.domain.engine.redistribution.segments import ranges_of
+from shardcore.domain.engine.exchange import Ranges
+from shardcore.domain.engine.segments import ranges_of
 from shardcore.domain.errors import CheckpointError, LayoutError
 from shardcore.domain.layouts.layout import Layout
 

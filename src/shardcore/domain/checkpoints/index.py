@@ -8,37 +8,23 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import attrs
 
-from shardcore.domain.checkpoints import bounds
-from shardcore.domain.checkpoints.bounds import REMEDY, check_texts, fields_of, names_in, numbers_of
+from shardcore.domain.checkpoints import file_format
+from shardcore.domain.checkpoints.file_format import (
+    DTYPES,
+    REMEDY,
+    check_texts,
+    fields_of,
+    names_in,
+    numbers_of,
+)
 from shardcore.domain.checkpoints.grid import Box, Grid, HeldPart
 from shardcore.domain.errors import CheckpointError
 
 FORMAT = 1
-
-# The dtypes of variables, by the name of Keras and torch: the code in a safetensors file, and the
-# bytes of an element.
-DTYPES: Final = {
-    "bool": ("BOOL", 1),
-    "uint8": ("U8", 1),
-    "uint16": ("U16", 2),
-    "uint32": ("U32", 4),
-    "uint64": ("U64", 8),
-    "int8": ("I8", 1),
-    "int16": ("I16", 2),
-    "int32": ("I32", 4),
-    "int64": ("I64", 8),
-    "float8_e4m3fn": ("F8_E4M3", 1),
-    "float8_e5m2": ("F8_E5M2", 1),
-    "bfloat16": ("BF16", 2),
-    "float16": ("F16", 2),
-    "float32": ("F32", 4),
-    "float64": ("F64", 8),
-    "complex64": ("C64", 8),
-}
 
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors")
 _CHECKSUM = re.compile(r"[0-9a-f]{64}")
@@ -71,7 +57,7 @@ class StoredFile:
                 "folder.",
                 name=self.name[:255],
             )
-        if not 0 <= self.size <= bounds.NUMBER or not _CHECKSUM.fullmatch(self.sha256):
+        if not 0 <= self.size <= file_format.NUMBER or not _CHECKSUM.fullmatch(self.sha256):
             raise CheckpointError(
                 f"File {self.name!r} of the index has no size or no checksum.", name=self.name
             )
@@ -206,14 +192,14 @@ def index_from(text: bytes) -> Index:
         True
     """
     try:
-        document = bounds.parse_json(text, bounds.INDEX_BYTES)
+        document = file_format.parse_json(text, file_format.INDEX_BYTES)
     except CheckpointError as error:
         raise CheckpointError(f"The index cannot be read: {error}; {REMEDY}.") from None
     kinds = {"shardcore_checkpoint": int, "sha256": str, "content": dict}
     fields = fields_of(document, kinds)
     number = fields["shardcore_checkpoint"]
     if number != FORMAT:
-        said = number if abs(number) < bounds.NUMBER else "another"
+        said = number if abs(number) < file_format.NUMBER else "another"
         raise CheckpointError(
             f"The index has format {said}, but this release of shardcore reads format {FORMAT}: "
             "read it with the release that wrote it."
@@ -233,9 +219,9 @@ def _index(content: object) -> Index:
     }  # fmt: skip
     fields = fields_of(content, kinds)
     check_texts([fields["mesh"], *fields["versions"], *fields["versions"].values()])
-    if not 0 <= fields["step"] <= bounds.NUMBER:
+    if not 0 <= fields["step"] <= file_format.NUMBER:
         raise CheckpointError(f"Expected a step of at least 0 and below 2**63: {REMEDY}.")
-    if bounds.is_nested_deeper(fields["state"]):
+    if file_format.is_nested_deeper(fields["state"]):
         raise CheckpointError(f"The state in the index is nested too deep: {REMEDY}.")
     fields["variables"] = tuple(map(_variable, fields["variables"]))
     kinds = {"name": str, "size": int, "sha256": str}
@@ -265,9 +251,9 @@ def _variable(content: object) -> StoredVariable:
     )
     name = fields["name"]
     check_texts([fields[key] for key in ("name", "path", "group", "dtype", "layout")])
-    if len(fields["shape"]) > bounds.DIMS:
+    if len(fields["shape"]) > file_format.DIMS:
         raise CheckpointError(
-            f"Variable {name!r} has more than {bounds.DIMS} dims: {REMEDY}.", name=name
+            f"Variable {name!r} has more than {file_format.DIMS} dims: {REMEDY}.", name=name
         )
     shape, files = numbers_of(fields.pop("shape"), name), numbers_of(fields.pop("files"), name)
     cuts = tuple(numbers_of(dim_cuts, name) for dim_cuts in fields.pop("cuts"))
@@ -278,7 +264,7 @@ def _variable(content: object) -> StoredVariable:
 
 
 def _refuse_twice(what: str, names: list[str]) -> None:
-    twice = bounds.first_repeated(names)
+    twice = file_format.first_repeated(names)
     if twice is not None:
         raise CheckpointError(
             f"The index has {what} {twice[:200]!r} twice: {REMEDY}.", name=twice[:200]

@@ -12,8 +12,8 @@ import numpy as np
 
 from shardcore.adapters.checkpoints import changes, safetensors
 from shardcore.adapters.checkpoints.conversion.reading import Source, Variable
+from shardcore.domain.checkpoints.file_format import header_of
 from shardcore.domain.checkpoints.grid import Grid
-from shardcore.domain.checkpoints.header import header_of
 from shardcore.domain.checkpoints.index import Index, StoredFile, StoredVariable
 from shardcore.domain.errors import CheckpointError
 

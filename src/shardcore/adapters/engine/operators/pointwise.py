@@ -20,10 +20,10 @@ from shardcore.adapters.engine.plans.task import (
 )
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.torch_private import Args
-from shardcore.domain.engine.planner.choice import Sharding
+from shardcore.domain.engine.choice import Sharding
 from shardcore.domain.engine.rules import basic
 from shardcore.domain.engine.rules.rule import have_common_shape
-from shardcore.domain.layouts.strides import memory_order
+from shardcore.domain.layouts.memory_order import memory_order
 
 aten = torch.ops.aten
 

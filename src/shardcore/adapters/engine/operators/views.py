@@ -18,10 +18,10 @@ from shardcore.adapters.engine.plans.task import (
     Task,
     by_operator,
 )
-from shardcore.domain.engine.planner.choice import Sharding
-from shardcore.domain.engine.redistribution.segments import sharded_dims
+from shardcore.domain.engine.choice import Sharding
 from shardcore.domain.engine.rules import basic, movement
 from shardcore.domain.engine.rules.rule import OperatorRule
+from shardcore.domain.engine.segments import sharded_dims
 from shardcore.domain.errors import LayoutError, ShardedTensorError
 
 

@@ -15,11 +15,11 @@ from shardcore.adapters.engine.redistribution import Redistribution
 from shardcore.adapters.engine.tensor import Form, ShardedTensor
 from shardcore.adapters.engine.writes import note_view
 from shardcore.adapters.torch_private import Kwargs, is_view, tree_leaves
-from shardcore.domain.engine.planner.call import PlacedTensor
-from shardcore.domain.engine.planner.choice import Sharding, choose
+from shardcore.domain.engine.call import PlacedTensor
+from shardcore.domain.engine.choice import Sharding, choose
 from shardcore.domain.layouts.derived_layouts import with_pending
 from shardcore.domain.layouts.layout import PartialAxes
-from shardcore.domain.layouts.strides import strides_in
+from shardcore.domain.layouts.memory_order import strides_in
 
 # They copy what has gaps, or another order, in memory.
 _RESHAPES = {torch.ops.aten.view.default, torch.ops.aten.reshape.default}

@@ -16,8 +16,8 @@ from shardcore.adapters.engine.plans.plan import Plan
 from shardcore.adapters.engine.plans.task import Compute, Operand, Operator, Task
 from shardcore.adapters.engine.redistribution import Redistribution
 from shardcore.adapters.engine.tensor import Form, ShardedTensor
-from shardcore.domain.engine.planner.call import PlacedTensor, Shapes
-from shardcore.domain.engine.planner.choice import Sharding, choose
+from shardcore.domain.engine.call import PlacedTensor, Shapes
+from shardcore.domain.engine.choice import Sharding, choose
 from shardcore.domain.engine.rules.rule import OperatorRule
 from shardcore.domain.layouts.derived_layouts import are_free, pending_in_results, with_pending
 from shardcore.domain.layouts.layout import Layout, PartialAxes

@@ -160,7 +160,7 @@ def attention(heads: str, mask: str | None) -> OperatorRule:
     """Returns the rule of attention over (batch, heads, length, size).
 
     The lengths are those of the queries, `q`, and of the keys, `k`. Only a ring shards them, since
-    a sum over keys is no attention (`domain.engine.planner.ring`). The first two dims are `heads`:
+    a sum over keys is no attention (`domain.engine.ring`). The first two dims are `heads`:
     "b h", with "-" for one in which query, key and value differ. The first three of the mask are
     `mask`, with "-" for a broadcast dim.
 

@@ -1,7 +1,7 @@
 """Operands of operators, and the choices that the planner makes for them."""
 
-from shardcore.domain.engine.planner.call import PlacedTensor
-from shardcore.domain.engine.planner.choice import choose
+from shardcore.domain.engine.call import PlacedTensor
+from shardcore.domain.engine.choice import choose
 from shardcore.domain.engine.rules import layers
 from shardcore.domain.engine.rules.rule import rule as rule_of_text
 from shardcore.domain.layouts.layout import Layout

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcore.domain.cost.collective_cost import Costs, Link
-from shardcore.domain.engine.planner.call import PlacedTensor
-from shardcore.domain.engine.planner.choice import choose
-from shardcore.domain.engine.redistribution.plan import plan
+from shardcore.domain.engine.call import PlacedTensor
+from shardcore.domain.engine.choice import choose
+from shardcore.domain.engine.redistribution import plan
 from shardcore.domain.engine.rules import basic, layers, movement
 from shardcore.domain.engine.rules.rule import Result
 from shardcore.domain.engine.rules.rule import rule as rule_of_text
@@ -161,8 +161,8 @@ TIES = """
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.mesh import Mesh
 from shardcore.domain.engine.rules.basic import elementwise
-from shardcore.domain.engine.planner.call import PlacedTensor
-from shardcore.domain.engine.planner.choice import choose
+from shardcore.domain.engine.call import PlacedTensor
+from shardcore.domain.engine.choice import choose
 
 mesh = Mesh((2, 2), ("data", "model"))
 specs = [("data", "model", None), (None, "data", "model"), ("model", None, "data")]

@@ -3,10 +3,10 @@
 import pytest
 
 from shardcore.domain.cost.collective_cost import Costs, Link
-from shardcore.domain.engine.planner.call import PlacedTensor
-from shardcore.domain.engine.planner.ring import Ring, visible_keys
-from shardcore.domain.engine.redistribution.segments import ranges_of
+from shardcore.domain.engine.call import PlacedTensor
+from shardcore.domain.engine.ring import Ring, visible_keys
 from shardcore.domain.engine.rules import layers
+from shardcore.domain.engine.segments import ranges_of
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.mesh import Mesh
 from shardcore.domain.layouts.placements import Segments

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcore.domain.engine.planner.call import PlacedTensor
-from shardcore.domain.engine.planner.choice import shard_as
+from shardcore.domain.engine.call import PlacedTensor
+from shardcore.domain.engine.choice import shard_as
 from shardcore.domain.engine.rules import layers
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.mesh import Mesh

@@ -3,8 +3,8 @@
 import attrs
 import pytest
 
-from shardcore.domain.engine.planner.call import PlacedTensor
-from shardcore.domain.engine.planner.choice import choose
+from shardcore.domain.engine.call import PlacedTensor
+from shardcore.domain.engine.choice import choose
 from shardcore.domain.engine.rules import basic
 from shardcore.domain.engine.rules.rule import rule as rule_of_text
 from shardcore.domain.layouts.layout import Layout

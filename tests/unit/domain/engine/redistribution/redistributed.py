@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from shardcore.domain.engine.redistribution.plan import plan
+from shardcore.domain.engine.redistribution import plan
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.mesh import Mesh
 from tests.unit.domain.generators import block_sizes, redistributions

@@ -3,9 +3,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from shardcore.domain.engine.redistribution.exchange import Exchange, Strided
-from shardcore.domain.engine.redistribution.segments import ranges_of
-from shardcore.domain.engine.redistribution.shift import Shift
+from shardcore.domain.engine.exchange import Exchange, Strided
+from shardcore.domain.engine.segments import Shift, ranges_of
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.mesh import Mesh
 from shardcore.domain.layouts.placements import blocks_of

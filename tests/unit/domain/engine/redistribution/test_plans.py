@@ -6,7 +6,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from shardcore.domain.cost.collective_cost import Link
-from shardcore.domain.engine.redistribution.plan import plan
+from shardcore.domain.engine.redistribution import plan
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.placements import Partial, Shard
 from tests.unit.domain.engine.redistribution.redistributed import (

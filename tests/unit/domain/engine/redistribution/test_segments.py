@@ -8,18 +8,18 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from shardcore.domain.cost.collective_cost import Costs
-from shardcore.domain.engine.planner.call import PlacedTensor
-from shardcore.domain.engine.planner.choice import choose
-from shardcore.domain.engine.redistribution.exchange import Exchange
-from shardcore.domain.engine.redistribution.segments import (
+from shardcore.domain.engine.call import PlacedTensor
+from shardcore.domain.engine.choice import choose
+from shardcore.domain.engine.exchange import Exchange
+from shardcore.domain.engine.rules.movement import reshape, segmented
+from shardcore.domain.engine.rules.rule import rule
+from shardcore.domain.engine.segments import (
     has_segments,
     ranges_of,
     sharded_dims,
     stages,
     without_segments,
 )
-from shardcore.domain.engine.rules.movement import reshape, segmented
-from shardcore.domain.engine.rules.rule import rule
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.mesh import Mesh
 from shardcore.domain.layouts.placements import Segments

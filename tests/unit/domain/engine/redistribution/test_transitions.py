@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shardcore.domain.cost.collective_cost import Costs, Link
-from shardcore.domain.engine.redistribution.plan import TRANSITIONS, plan, transition
+from shardcore.domain.engine.redistribution import TRANSITIONS, plan, transition
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.mesh import Mesh

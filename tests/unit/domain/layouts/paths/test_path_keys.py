@@ -7,8 +7,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from shardcore.domain.errors import RuleError
-from shardcore.domain.layouts.paths.key import spellings
-from shardcore.domain.layouts.paths.rules import Match, PathRules
+from shardcore.domain.layouts.path_keys import spellings
+from shardcore.domain.layouts.path_rules import Match, PathRules
 from tests.unit.domain.layouts.paths.drawn_paths import (
     EQUIVALENT_LEAVES,
     KERAS_LEAVES,

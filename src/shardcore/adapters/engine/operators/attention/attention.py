@@ -20,8 +20,8 @@ from shardcore.adapters.engine.plans.task import (
     order_of,
 )
 from shardcore.adapters.torch_private import unnamed_operators
-from shardcore.domain.engine.planner.choice import Sharding
-from shardcore.domain.engine.planner.ring import Ring
+from shardcore.domain.engine.choice import Sharding
+from shardcore.domain.engine.ring import Ring
 from shardcore.domain.engine.rules import layers
 from shardcore.domain.engine.rules.rule import OperatorRule
 

@@ -11,8 +11,8 @@ from typing import Literal, TypeAlias
 import attrs
 
 from shardcore.domain.cost.collective_cost import Costs
-from shardcore.domain.engine.planner.call import PlacedTensor
-from shardcore.domain.engine.planner.choice import Sharding, choose
+from shardcore.domain.engine.call import PlacedTensor
+from shardcore.domain.engine.choice import Sharding, choose
 from shardcore.domain.engine.rules.rule import OperatorRule, Term
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.placements import Blocks, blocks_of

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import attrs
 
 from shardcore.domain.cost.collective_cost import Costs
-from shardcore.domain.engine.planner.cuts import Cut, between_segments, cut_of, sharding_of
+from shardcore.domain.engine.cuts import Cut, between_segments, cut_of, sharding_of
 from shardcore.domain.engine.rules.rule import Operand, OperatorRule, Result, Shape, Term
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.layouts.chunks import chunk_sizes

@@ -1,7 +1,8 @@
-"""Keys of rules, which are names or regular expressions, and the spellings of paths."""
+"""Keys of rules (names or regular expressions), spellings of paths, hints for unused keys."""
 
+import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -29,6 +30,8 @@ KERAS_TO_TORCH: Final[Mapping[str, str]] = MappingProxyType(
 
 # Every character that means something in a regular expression, except the dot.
 METACHARACTERS: Final = frozenset(r"\^$*+?{}[]()|")
+# A word of a key or of a path.
+_WORD: Final = re.compile(r"[A-Za-z]\w+")
 _NAMES_A_DOT: Final = re.compile(r"\\\.|\[[^\]]*\.")
 
 
@@ -145,3 +148,70 @@ class PathKey:
         """Returns whether `spelling` uses the separator of the pattern, if the pattern has one."""
         used = [separator for separator in SEPARATORS if separator in spelling]
         return len(self.separators) != 1 or not used or self.separators[0] in used
+
+
+def hint(key: PathKey, paths: Collection[str], matched: Mapping[str, str]) -> str | None:
+    """Returns a hint for a `key` that decided no path; `matched` has the keys that did."""
+    return (
+        _overruled(key, matched)
+        or _unanchored(key, paths)
+        or _misspelt(key, paths)
+        or _closest(key, paths)
+    )
+
+
+def _overruled(key: PathKey, matched: Mapping[str, str]) -> str | None:
+    for path, winner in matched.items():
+        if key.fullmatches(spellings(path)):
+            return f"the exact key {winner!r} has precedence on {path!r}"
+    return None
+
+
+def _unanchored(key: PathKey, paths: Iterable[str]) -> str | None:
+    """Returns the hint for a key that `re.search` would find: older Keras releases used it."""
+    meant = _meant(widen(key), paths)
+    return meant and f"a rule must match the whole path: {meant}"
+
+
+def _meant(text: str, paths: Iterable[str]) -> str | None:
+    """Returns the question whether the key `text` is meant; None if it matches no path."""
+    try:
+        key = PathKey(text)
+    except RuleError:  # such as inline flags, which must come first
+        return None
+    matches = [path for path in paths if key.fullmatches(spellings(path))]
+    if not matches:
+        return None
+    more = f" and {len(matches) - 1} more" if len(matches) > 1 else ""
+    return f"did you mean {text!r}? It matches {matches[0]!r}{more}"
+
+
+def _misspelt(key: PathKey, paths: Collection[str]) -> str | None:
+    """Returns a hint for a key with a word that is almost a word of a path."""
+    known = dict.fromkeys(word for path in paths for word in _WORD.findall(path))
+    for match in _WORD.finditer(key.text):
+        for near in difflib.get_close_matches(match[0], known):
+            meant = _meant(key.text[: match.start()] + near + key.text[match.end() :], paths)
+            if meant:
+                return meant
+    return None
+
+
+def widen(key: PathKey) -> str:
+    """Returns the regular expression that matches each path in which `key` would be found.
+
+    Example:
+        >>> widen(PathKey("dense.kernel")), widen(PathKey(".*dense|conv"))
+        ('.*dense/kernel.*', '.*(.*dense|conv).*')
+    """
+    text = key.text if key.is_pattern else slashed(key.text)
+    if "|" in text:
+        return f".*({text}).*"
+    return ("" if text.startswith(".*") else ".*") + text + ("" if text.endswith(".*") else ".*")
+
+
+def _closest(key: PathKey, paths: Collection[str]) -> str | None:
+    if not key.is_pattern:  # the hint is spelled as the key is
+        paths = dict.fromkeys(name for path in paths for name in spellings(path))
+    near = difflib.get_close_matches(key.text, paths, n=1)
+    return f"the closest path is {near[0]!r}" if near else None

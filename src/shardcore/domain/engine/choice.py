@@ -19,9 +19,9 @@ from math import inf, prod
 import attrs
 
 from shardcore.domain.cost.collective_cost import Costs
-from shardcore.domain.engine.planner.call import Call, PlacedTensor, Shapes
-from shardcore.domain.engine.planner.cuts import Cut, sharding_of
-from shardcore.domain.engine.redistribution.plan import transition
+from shardcore.domain.engine.call import Call, PlacedTensor, Shapes
+from shardcore.domain.engine.cuts import Cut, sharding_of
+from shardcore.domain.engine.redistribution import transition
 from shardcore.domain.engine.rules.rule import OperatorRule, Result, Shape, Term, letters
 from shardcore.domain.layouts.chunks import blocks_along
 from shardcore.domain.layouts.layout import Layout

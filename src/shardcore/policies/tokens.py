@@ -9,11 +9,10 @@ from typing import Literal, TypeAlias
 
 import attrs
 
-from shardcore.policies.layers.attention import attentions
-from shardcore.policies.layers.linear import CHANNELWISE, as_linear, is_channelwise
-from shardcore.policies.layers.regions import Graph, graph_heads
-from shardcore.ports.model import LayerFacts
-from shardcore.ports.policy import Choice
+from shardcore.policies.attention import attentions
+from shardcore.policies.linear import CHANNELWISE, as_linear, is_channelwise
+from shardcore.policies.regions import Graph, graph_heads
+from shardcore.ports.policy import Choice, LayerFacts
 
 # An embedding of tokens; another one, such as a table of positions; a layer that computes tokens
 # separately, without and with weights; the two ends of a region of tensor parallelism, and an

@@ -3,8 +3,7 @@
 import attrs
 
 from shardcore.policies.specs import all_replicated, sharded
-from shardcore.ports.model import LayerFacts, VariableFacts
-from shardcore.ports.policy import Choice
+from shardcore.ports.policy import Choice, LayerFacts, VariableFacts
 
 # Elementwise activations, by name in small letters. Any other, such as softmax, needs all channels.
 _ELEMENTWISE = """

@@ -4,10 +4,9 @@ from collections.abc import Iterator
 
 import attrs
 
-from shardcore.policies.layers.linear import Linear, as_einsum, as_linear
+from shardcore.policies.linear import Linear, as_einsum, as_linear
 from shardcore.policies.specs import all_replicated
-from shardcore.ports.model import LayerFacts
-from shardcore.ports.policy import Choice
+from shardcore.ports.policy import Choice, LayerFacts
 
 # The names of the projections into heads, and of the one out of them: those of Keras and of most
 # models of KerasHub, of its T5, and of its MMDiT, which has one kernel for query, key and value.

@@ -1,13 +1,14 @@
-"""Rules keyed by paths, which give a value to each variable of a model."""
+"""Rules keyed by paths, which give a value to each variable of a model, and their report."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from textwrap import wrap
 from typing import Generic, Literal, TypeVar
 
 import attrs
 
 from shardcore.domain.errors import RuleError
-from shardcore.domain.layouts.paths.key import PathKey, dotted, spellings
-from shardcore.domain.layouts.paths.report import RulesReport, hint
+from shardcore.domain.layouts.path_keys import PathKey, dotted, hint, spellings
 
 T = TypeVar("T")
 
@@ -21,6 +22,53 @@ class Match(Generic[T]):
     # "exact" when the key is one of the path's spellings, "pattern" when it is a regular expression
     # that matches the whole of one.
     how: Literal["exact", "pattern"]
+
+
+@attrs.frozen
+class RulesReport:
+    """The rule of each path, the unused rules and the unmatched paths.
+
+    Args:
+        matched: For each path that a rule matched, that rule's key.
+        unused_rules: The keys that decided no path.
+        unmatched_paths: The paths that no rule matched.
+        hints: For some unused keys, a remedy.
+
+    Example:
+        >>> print(RulesReport({"up/kernel": ".*kernel"}, unused_rules=(".*weight",)))
+        Paths that a rule matched:
+          up/kernel  .*kernel
+        Rules that matched nothing:
+          .*weight
+    """
+
+    matched: Mapping[str, str]
+    unused_rules: tuple[str, ...] = ()
+    unmatched_paths: tuple[str, ...] = ()
+    hints: Mapping[str, str] = attrs.field(factory=dict)
+
+    def summary(self) -> str:
+        """Returns the whole report as aligned lines of text."""
+        unused = {key: self.hints.get(key, "") for key in self.unused_rules}
+        sections = (
+            ("Paths that a rule matched:", _table(self.matched)),
+            ("Rules that matched nothing:", _table(unused)),
+            ("Paths that no rule matched:", _table(dict.fromkeys(self.unmatched_paths, ""))),
+        )
+        lines = [line for title, rows in sections if rows for line in (title, *rows)]
+        return "\n".join(lines) or "No rules and no paths."
+
+    def __str__(self) -> str:
+        return self.summary()
+
+
+def _table(rows: Mapping[str, str]) -> list[str]:
+    width = max(map(len, rows), default=0)
+    lines = [f"  {left:<{width}}  {right}".rstrip() for left, right in rows.items()]
+    if max(map(len, lines), default=0) <= 80:
+        return lines
+    below = partial(wrap, width=80, initial_indent="    ", subsequent_indent="    ")
+    return [line for left, right in rows.items() for line in (f"  {left}", *below(right))]
 
 
 def _collect(rules: Mapping[str, T] | Iterable[tuple[str, T]]) -> dict[str, T]:

@@ -11,8 +11,8 @@ from itertools import takewhile
 import attrs
 
 from shardcore.domain.errors import ControlFlow
-from shardcore.policies.layers.linear import Linear, as_linear, is_channelwise
-from shardcore.ports.model import LayerFacts
+from shardcore.policies.linear import Linear, as_linear, is_channelwise
+from shardcore.ports.policy import LayerFacts
 
 
 @attrs.frozen
@@ -232,7 +232,7 @@ def layer_groups(model: LayerFacts) -> tuple[tuple[str, ...], ...]:
     Layers without variables, and those that share their names with others, are in no group.
 
     Example:
-        >>> from shardcore.ports.model import VariableFacts
+        >>> from shardcore.ports.policy import VariableFacts
         >>> def layer(name):
         ...     kernel = VariableFacts(f"{name}/kernel", (4, 4))
         ...     return LayerFacts(name, ("Block",), variables=(kernel,), path=name)
