@@ -37,12 +37,12 @@ class Attention:
         return sum(variable.bytes for layer in self._layers for variable in layer.all_variables())
 
     def replicated(self, why: str) -> dict[str, Choice]:
-        """Returns the choices that shard nothing."""
+        """Replicates all its variables."""
         variables = (variable for layer in self._layers for variable in layer.all_variables())
         return all_replicated(variables, why)
 
     def choices(self, axis: str, parts: int) -> dict[str, Choice]:
-        """Returns the sharding by heads; the heads are replicated if the axis does not divide them.
+        """Shards by heads; replicates the heads if the axis does not divide them.
 
         Key and value heads that do not divide (grouped queries) are replicated alone: every rank
         computes all of them, and its query heads.
@@ -78,7 +78,7 @@ class Attention:
         return linear.columns(axis, f"columns: {heads} {layer.name} heads")
 
     def _out_of_heads(self) -> tuple[Linear | None, int]:
-        """Returns the projection out of the heads, and how many it sums up."""
+        """Finds the projection out of the heads, and how many it sums up."""
         if output := as_einsum(self.output, summed=2, new=1):
             return output, output.width_in
         output = as_linear(self.output)
@@ -89,7 +89,7 @@ class Attention:
     def _into_heads(
         self, layer: LayerFacts, output: Linear | None, heads: int
     ) -> tuple[Linear, int] | None:
-        """Returns a projection into heads of the size of those of `output`, and their number."""
+        """Finds a projection into heads of the size of those of `output`, and their number."""
         if linear := as_einsum(layer, summed=1, new=2):
             return linear, linear.width_out
         linear = as_linear(layer)

@@ -50,7 +50,7 @@ class Candidate:
 
 
 def candidates(devices: int, host: int) -> tuple[Candidate, ...]:
-    """Returns all meshes of `devices`, `host` of which are in a host, with the policies for them.
+    """Lists all meshes of `devices`, `host` of which are in a host, with the policies for them.
 
     The axes of the model and of sequences, or that of experts, are the innermost, and stay in a
     host. Experts are also sharded over all devices.

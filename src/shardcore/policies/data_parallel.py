@@ -53,7 +53,7 @@ def plan_fully_sharded(
 
 
 def shard_further(variable: VariableFacts, spec: Spec, mesh: Mesh, axis: str, small: int) -> Choice:
-    """Returns `spec` with one more dim of the variable sharded over `axis`, if that pays."""
+    """Shards one more dim of the variable over `axis`, if that saves `small` bytes."""
 
     def unchanged(why: str) -> Choice:
         return Choice(
@@ -75,7 +75,7 @@ def shard_further(variable: VariableFacts, spec: Spec, mesh: Mesh, axis: str, sm
 
 
 def _best_dim(shape: tuple[int, ...], spec: Spec, parts: int) -> int | None:
-    """Returns the largest dim that `parts` divides, else the largest; of equal ones the first.
+    """Finds the largest dim that `parts` divides, else the largest; of equal ones the first.
 
     A dim that is shorter than `parts` is not sharded: some ranks would have no element. Nor is a
     dim that `spec` shards.
@@ -133,6 +133,6 @@ def plan_hybrid_sharded(
 def _with_reason_before(
     variable: VariableFacts, before: Choice, mesh: Mesh, axis: str, small: int
 ) -> Choice:
-    """Returns the choice of `tensor_parallel` with one more dim sharded; its reason comes first."""
+    """Shards one more dim of a choice of `tensor_parallel`, whose reason comes first."""
     choice = shard_further(variable, before.spec, mesh, axis, small)
     return Choice(choice.spec, f"{before.reason}; {choice.reason}") if any(before.spec) else choice

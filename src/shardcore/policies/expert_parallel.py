@@ -70,7 +70,7 @@ def plan(
 
 
 def _last_axis_of_several(mesh: Mesh, axes: tuple[str, ...]) -> str:
-    """Returns the last of `axes` that has several ranks, the last one if none has."""
+    """Finds the last of `axes` that has several ranks, the last one if none has."""
     return next((axis for axis in reversed(axes) if mesh.axis_size(axis) > 1), axes[-1])
 
 

@@ -64,20 +64,20 @@ class Linear:
         return _is_elementwise(self.layer)
 
     def columns(self, axis: str, reason: str) -> dict[str, Choice]:
-        """Returns its variables sharded by the width of the output."""
+        """Shards its variables by the width of the output."""
         choices = {self.path: Choice(sharded(self.kernel, self.out_dim, axis), reason)}
         if self.bias is not None and len(self.bias.shape) >= self.new_dims:
             choices[self.bias.path] = Choice(sharded(self.bias, -self.new_dims, axis), reason)
         return choices
 
     def rows(self, axis: str, reason: str) -> dict[str, Choice]:
-        """Returns its variables sharded by the width that is contracted."""
+        """Shards its kernel by the width that is contracted; its bias is added to the sum."""
         choices = {self.path: Choice(sharded(self.kernel, self.in_dim, axis), reason)}
         return choices | all_replicated([self.bias] if self.bias else [], "added to the sum")
 
 
 def as_linear(layer: LayerFacts) -> Linear | None:
-    """Returns `layer` as a `Linear`, None if it is not linear or its channels are not last."""
+    """Reads a layer as a `Linear`, None if it is not linear or its channels are not last."""
     kernel = layer.variable("kernel")
     if kernel is None:
         return None
@@ -92,7 +92,7 @@ def as_linear(layer: LayerFacts) -> Linear | None:
 
 
 def as_einsum(layer: LayerFacts, summed: int, new: int) -> Linear | None:
-    """Returns the layer, if its kernel has these numbers of contracted and of new dims."""
+    """Reads an `EinsumDense` whose kernel has these numbers of contracted and of new dims."""
     kernel, dims = layer.variable("kernel"), einsum_dims(layer)
     if kernel is None or dims is None or tuple(map(len, dims)) != (summed, new):
         return None
@@ -101,7 +101,7 @@ def as_einsum(layer: LayerFacts, summed: int, new: int) -> Linear | None:
 
 
 def einsum_dims(layer: LayerFacts) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Returns the kernel's contracted dims, in the order of the input, and its new dims.
+    """Parses the kernel's contracted dims, in the order of the input, and its new dims.
 
     None if the equation is unknown, or a dim of the kernel is neither.
 
@@ -122,7 +122,7 @@ def einsum_dims(layer: LayerFacts) -> tuple[tuple[int, ...], tuple[int, ...]] | 
 
 
 def is_channelwise(layer: LayerFacts) -> bool:
-    """Returns whether `layer` computes each channel of the last dim separately."""
+    """Tells whether `layer` computes each channel of the last dim separately."""
     if not layer.is_a(*CHANNELWISE) or not _is_channels_last(layer):
         return False
     if layer.is_a("BatchNormalization"):
@@ -152,7 +152,7 @@ class Bank:
 
 
 def bank_of(layer: LayerFacts) -> Bank | None:
-    """Returns the bank of a layer, None if it has none.
+    """Finds the bank of a layer, None if it has none.
 
     A layer has a bank if it has several kernels `(experts, in, out)`, and the first one takes the
     width that the last one gives. Biases `(experts, width)` belong to it. A router does not.
@@ -179,7 +179,7 @@ def _has_experts(variable: VariableFacts, experts: int, widths: set[int]) -> boo
 
 
 def einsum_bank(layer: LayerFacts) -> Bank | None:
-    """Returns the bank of an EinsumDense that multiplies each expert's tokens by its kernel.
+    """Finds the bank of an EinsumDense that multiplies each expert's tokens by its kernel.
 
     Example:
         >>> variables = (VariableFacts("up/kernel", (4, 8, 32)), VariableFacts("up/bias", (32,)))

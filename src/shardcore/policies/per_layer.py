@@ -42,7 +42,7 @@ _WITH_MODEL = _WITHOUT_MODEL | {
 
 
 def policies_on(mesh: Mesh) -> tuple[str, ...]:
-    """Returns the policies that a layer may have on a mesh.
+    """The policies that a layer may have on a mesh.
 
     Example:
         >>> policies_on(Mesh((1, 4), ("replica", "shard")))

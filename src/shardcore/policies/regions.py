@@ -56,7 +56,7 @@ class Graph:
 
     @classmethod
     def of(cls, model: LayerFacts) -> "Graph":
-        """Returns the graph of `model`, which has one."""
+        """Builds the graph of a model whose `feeds` are known."""
         producers, users = defaultdict(list), defaultdict(list)
         for producer, user in model.feeds or ():
             producers[user].append(producer)
@@ -65,7 +65,7 @@ class Graph:
         return cls(nodes, producers, users, frozenset(model.outputs))
 
     def region(self, start: str) -> Region:
-        """Returns the layers that are sharded together with the output of the linear layer `start`.
+        """Collects the layers that are sharded together with the output of layer `start`.
 
         Raises:
             NoRegion: If a layer needs that output in full.
@@ -87,7 +87,7 @@ class Graph:
         return self._checked_region(sharded, rows)
 
     def _sharded_with(self, name: str) -> list[str]:
-        """Returns the linear layers whose outputs must be sharded with the output of `name`."""
+        """Lists the layers whose outputs must be sharded with the output of `name`."""
         node = self.nodes[name]
         if name in self.outputs:
             raise NoRegion("its output is one of the model's")
@@ -126,7 +126,7 @@ Regions = tuple[list[Region], list[tuple[Linear, str]]]
 
 
 def graph_regions(model: LayerFacts) -> Regions:
-    """Returns the regions of a model with a graph, and the other linear layers with a reason."""
+    """Finds the regions of a model with a graph, and the other linear layers with a reason."""
     graph = Graph.of(model)
     regions: dict[frozenset[str], Region] = {}
     alone: list[tuple[Linear, str]] = []
@@ -144,7 +144,7 @@ def graph_regions(model: LayerFacts) -> Regions:
 
 
 def graph_heads(model: LayerFacts) -> tuple[Linear, ...]:
-    """Returns the linear layers that give outputs of a model with a graph, and make them wider.
+    """Finds the linear layers that give outputs of a model with a graph, and make them wider.
 
     A narrow output, such as a regression's, is cheap: its sharding would move a gradient for
     nothing.
@@ -159,7 +159,7 @@ def graph_heads(model: LayerFacts) -> tuple[Linear, ...]:
 
 
 def block_regions(block: LayerFacts) -> Regions:
-    """Returns the regions of a block without a graph, and the other linear layers with a reason.
+    """Guesses the regions of a block without a graph; the other linear layers have a reason.
 
     Consecutive linear layers of one shape (d, f) are the columns. Batch normalizations of width f
     may follow. The next layer is the rows if it is linear and of shape (f, ...). If this guess
@@ -187,13 +187,13 @@ def block_regions(block: LayerFacts) -> Regions:
 
 
 def _has_weights(layer: LayerFacts) -> bool:
-    """Returns whether the layer has weights: a dropout only has a seed."""
+    """Tells whether the layer has weights: a dropout only has a seed."""
     is_norm = layer.is_a("BatchNormalization")
     return bool(layer.all_variables()) and (is_norm or not is_channelwise(layer))
 
 
 def _same_shape(layers: list[LayerFacts]) -> list[Linear]:
-    """Returns the first linear layers of `layers`, as far as they have one shape."""
+    """Takes the first linear layers of `layers`, as far as they have one shape."""
     linears: list[Linear] = []
     for layer in layers:
         linear = as_linear(layer)
@@ -226,7 +226,7 @@ def _reason_against_pair(
 
 
 def layer_groups(model: LayerFacts) -> tuple[tuple[str, ...], ...]:
-    """Returns the paths of the layers of each group, in order; a layer may be a group alone.
+    """Groups the paths of layers that are laid out together, in order.
 
     A layer in which Keras knows no graph, such as a block, is one of these with all that it holds.
     Layers without variables, and those that share their names with others, are in no group.

@@ -40,7 +40,7 @@ class Roles:
     axis: str  # the axis of tensor parallelism
 
     def of(self, layer: LayerFacts) -> Role:
-        """Returns the role of `layer`."""
+        """Classifies a layer by its kind and by the sharding of its kernel."""
         if output := _attention_output(layer):
             return "region" if self._shards(output, 0) else "other"
         linear = as_linear(layer)
@@ -82,7 +82,7 @@ class Roles:
         return kernel is not None and self.chosen[kernel.path].spec[dim] == self.axis
 
     def _role_of_container(self, layer: LayerFacts) -> Role:
-        """Returns the role of a layer with layers in it.
+        """Classifies a layer with layers in it.
 
         Without a graph, as many norms as regions are taken for a block in which each region follows
         a norm. A wrong guess costs time only.
@@ -102,7 +102,7 @@ class Roles:
 
 
 def _attention_output(layer: LayerFacts) -> LayerFacts | None:
-    """Returns the last layer in an attention; None if `layer` is no attention, or does more."""
+    """Finds the last layer in an attention; None if `layer` is no attention, or does more."""
     attentions_in_layer = list(attentions(layer))
     return (
         attentions_in_layer[0].output
@@ -112,7 +112,7 @@ def _attention_output(layer: LayerFacts) -> LayerFacts | None:
 
 
 def _is_over_channels(norm: LayerFacts) -> bool:
-    """Returns whether `norm` normalizes each token separately: over the last dim only."""
+    """Tells whether `norm` normalizes each token separately: over the last dim only."""
     axis = norm.config.get("axis", -1)
     axes = axis if isinstance(axis, list | tuple) else [axis]
     last = len(norm.input_shape or ()) - 1
@@ -128,7 +128,7 @@ class Flow:
 
     @classmethod
     def of(cls, model: LayerFacts, roles: Roles) -> "Flow":
-        """Returns the flow through `model`, which has a graph.
+        """Builds the flow through `model`, which has a graph.
 
         A layer that gives the model's output needs the full sequence once.
         """
@@ -137,7 +137,7 @@ class Flow:
         return cls(Graph.of(model), child_roles | heads)
 
     def sharded(self) -> list[str]:
-        """Returns the layers whose outputs are computed in parts of the sequence.
+        """Lists the layers whose outputs are computed in parts of the sequence.
 
         If the norm before a region also feeds a residual connection, the region would all-gather
         the parts for each of its products. The outputs that are added to them stay full then.
@@ -157,13 +157,13 @@ class Flow:
             sources -= self._combined_with(costly, sharded)
 
     def is_gathered(self, name: str) -> bool:
-        """Returns whether the sharded output of `name` is all-gathered at once for its users."""
+        """Tells whether the sharded output of `name` is all-gathered at once for its users."""
         users = self.graph.users[name]
         is_layer = bool(self.graph.nodes[name].output_path)
         return is_layer and bool(users) and not any(map(self._passes_parts_on, users))
 
     def _sharded_from(self, sources: set[str]) -> list[str]:
-        """Returns the sources and the layers that pass parts on, in the order of the graph."""
+        """Lists the sources and the layers that pass parts on, in the order of the graph."""
         sharded: dict[str, None] = {}
         for name, role in self.roles.items():
             is_fed = not sharded.keys().isdisjoint(self.graph.producers[name])
@@ -179,7 +179,7 @@ class Flow:
         return not self.is_gathered(name) and not set(_REGIONS).isdisjoint(users)
 
     def _combined_with(self, names: Iterable[str], sharded: list[str]) -> set[str]:
-        """Returns `names` and the layers that are combined with them without an all-gather."""
+        """Collects `names` and the layers that are combined with them without an all-gather."""
         together: set[str] = set()
         todo = list(names)
         while todo:

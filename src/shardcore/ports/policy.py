@@ -79,15 +79,15 @@ class LayerFacts:
         return self.kinds[0]
 
     def is_a(self, *kinds: str) -> bool:
-        """Returns whether its class is one of `kinds`, or derives from one."""
+        """Tells whether its class is one of `kinds`, or derives from one."""
         return not set(kinds).isdisjoint(self.kinds)
 
     def variable(self, name: str) -> VariableFacts | None:
-        """Returns its own variable of that name, None without one."""
+        """Looks up its own variable of that name, None without one."""
         return next((variable for variable in self.variables if variable.name == name), None)
 
     def child(self, name: str) -> "LayerFacts | None":
-        """Returns the child of that name, None without one."""
+        """Looks up the child of that name, None without one."""
         return next((child for child in self.children if child.name == name), None)
 
     def layers(self) -> Iterator["LayerFacts"]:
@@ -97,7 +97,7 @@ class LayerFacts:
             yield from child.layers()
 
     def all_variables(self) -> tuple[VariableFacts, ...]:
-        """Returns the variables of all its layers."""
+        """The variables of all its layers, parents first."""
         return tuple(variable for layer in self.layers() for variable in layer.variables)
 
 

@@ -27,7 +27,7 @@ class Tensor(Array, Protocol):
     """A `torch.Tensor`, plain or sharded."""
 
     def detach(self) -> Self:
-        """Returns the same values without their autograd graph."""
+        """Shares the values with a tensor that has no autograd graph."""
 
     def copy_(self, value: Self, /) -> Self:
         """Overwrites the values in place."""
@@ -95,7 +95,7 @@ class TorchModule(Protocol):
     """A `torch.nn.Module`."""
 
     def named_parameters(self) -> Iterable[tuple[str, object]]:
-        """Returns the parameters by name, such as "encoder.0.weight"."""
+        """The parameters by name, such as "encoder.0.weight"."""
 
 
 TorchModuleT = TypeVar("TorchModuleT", bound=TorchModule)

@@ -28,7 +28,7 @@ REMEDY: Final = "use another checkpoint, or save this one again"
 
 
 def parse_json(text: bytes, most: int) -> object:
-    """Returns the value of a JSON text of at most `most` bytes.
+    """Parses a JSON text of at most `most` bytes, with the collector of garbage off.
 
     Raises:
         CheckpointError: If it has more bytes or values, or is no JSON.
@@ -66,7 +66,7 @@ def _no_collections() -> Iterator[None]:
 
 
 def are_numbers(content: object) -> bool:
-    """Returns whether `content` is a list of numbers, none of which is too large.
+    """Tells whether `content` is a list of integers of at most 63 bits; a bool is none.
 
     Example:
         >>> are_numbers([1, 2]), are_numbers([True]), are_numbers([10**1000])
@@ -81,7 +81,7 @@ def are_numbers(content: object) -> bool:
 
 
 def first_repeated(names: list[str]) -> str | None:
-    """Returns the first name that is there twice, None if none is.
+    """Finds the first name that is there twice, None if none is.
 
     Example:
         >>> first_repeated(["a", "b", "b", "a"])
@@ -96,7 +96,7 @@ def first_repeated(names: list[str]) -> str | None:
 
 
 def is_nested_deeper(content: object, most: int = NESTING) -> bool:
-    """Returns whether lists and dicts in `content` are nested deeper than `most`.
+    """Tells whether lists and dicts in `content` are nested deeper than `most`.
 
     Example:
         >>> is_nested_deeper({"a": [1]}, 2), is_nested_deeper({"a": [[]]}, 2)
@@ -113,7 +113,7 @@ def _values(outer: object) -> Iterable[object]:
 
 
 def fields_of(content: object, kinds: Mapping[str, type]) -> dict[str, Any]:
-    """Returns the fields of `content`, which are exactly those of `kinds`, with their types."""
+    """Checks that `content` has exactly the fields of `kinds`, each of its type, and copies it."""
     if not isinstance(content, dict) or content.keys() != kinds.keys():
         raise CheckpointError(f"Expected the fields {', '.join(kinds)} in the index: {REMEDY}.")
     for name, kind in kinds.items():
@@ -128,7 +128,7 @@ def fields_of(content: object, kinds: Mapping[str, type]) -> dict[str, Any]:
 
 
 def numbers_of(content: object, name: str) -> tuple[int, ...]:
-    """Returns the numbers in a list of variable `name`."""
+    """Checks the numbers in a list of variable `name`."""
     if not are_numbers(content):
         raise CheckpointError(
             f"Expected lists of numbers for variable {name!r} in the index.", name=name
@@ -145,7 +145,7 @@ def check_texts(texts: Iterable[object]) -> None:
 
 
 def names_in(content: object) -> list[str]:
-    """Returns the names in a list of the index, as far as they are texts."""
+    """Reads the names in a list of the index that is not checked yet: others are left out."""
     fields = (
         [field for field in content if isinstance(field, dict)] if type(content) is list else []
     )
@@ -193,7 +193,7 @@ class Entry:
 
 
 def header_of(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> bytes:
-    """Returns the beginning of a file of tensors, each a key, a dtype and a shape.
+    """Builds the beginning of a file of tensors, each a key, a dtype and a shape.
 
     Example:
         >>> header_of([("a", "int8", (2,))])[8:]
@@ -210,7 +210,7 @@ def header_of(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> bytes:
 
 
 def entries_of(header: bytes, size: int) -> dict[str, Entry]:
-    """Returns the tensors of a file of `size` bytes, which they fill without gaps and overlaps.
+    """Parses a header; its tensors fill the file of `size` bytes without gaps and overlaps.
 
     Args:
         header: Its header, without the length.
@@ -242,7 +242,7 @@ def entries_of(header: bytes, size: int) -> dict[str, Entry]:
 
 
 def _entry(content: Mapping[str, Any], data: int) -> Entry:
-    """Returns a tensor of a header; the bytes of tensors begin at `data` in the file."""
+    """Parses a tensor of a header; the bytes of tensors begin at `data` in the file."""
     numbers, offsets = content["shape"], content["data_offsets"]
     if not (are_numbers(numbers) and are_numbers(offsets)):
         raise CheckpointError("a size is no number")

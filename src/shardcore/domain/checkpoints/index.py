@@ -31,7 +31,7 @@ _CHECKSUM = re.compile(r"[0-9a-f]{64}")
 
 
 def _plain(state: Mapping[str, object]) -> dict[str, Any]:
-    """Returns a copy of `state` as JSON has it: tuples are lists, keys are texts."""
+    """Copies `state` as JSON has it: tuples are lists, keys are texts."""
     try:
         copied: dict[str, Any] = json.loads(json.dumps(state))
     except (TypeError, ValueError, RecursionError) as error:
@@ -120,7 +120,7 @@ class StoredVariable:
         return f"{self.name!r} ({self.path})" if self.path else repr(self.name)
 
     def key(self, box: Box) -> str:
-        """Returns the name of a piece in its file: the name of the variable, and the slice.
+        """Names a piece in its file: by the variable, and by the slice if there are several.
 
         Example:
             >>> grid = Grid((4, 6), ((0, 2), (0,)))
@@ -170,7 +170,7 @@ class Index:
         return sum(variable.nbytes for variable in self.variables)
 
     def to_text(self) -> str:
-        """Returns the index as JSON: its checksum, and its content."""
+        """Writes the index as JSON: its checksum, and its content."""
         content = {name: getattr(self, name) for name in ("step", "mesh", "versions", "state")}
         content["variables"] = [_flat(variable) for variable in self.variables]
         content["files"] = [attrs.asdict(file) for file in self.files]
@@ -181,7 +181,7 @@ class Index:
 
 
 def index_from(text: bytes) -> Index:
-    """Returns the index that `text` has, after all checks.
+    """Parses the text of an index and checks all that it says.
 
     Raises:
         CheckpointError: If it is no index, one of another format, or was changed.
@@ -236,7 +236,6 @@ def _index(content: object) -> Index:
 
 
 def _flat(variable: StoredVariable) -> dict[str, Any]:
-    """Returns the fields of a variable, with shape and cuts in the place of the grid."""
     fields = {
         name: getattr(variable, name) for name in ("name", "path", "group", "dtype", "layout")
     }
@@ -272,7 +271,7 @@ def _refuse_twice(what: str, names: list[str]) -> None:
 
 
 def _digest(content: object) -> str:
-    """Returns the checksum of `content`, however its JSON is laid out."""
+    """Computes the SHA-256 of `content`, however its JSON is laid out."""
     try:
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     except RecursionError:

@@ -74,7 +74,7 @@ class RankStep:
 
 
 def step_on(mesh: Mesh, step: TracedStep) -> RankStep:
-    """Returns a traced step on a mesh with its axes, in which each rank has as many rows."""
+    """Computes a traced step on a mesh with its axes, in which each rank has as many rows."""
     stored = [held.stored for held in step.memory if held.stored is not None]
     values = {tensor.path: tensor for tensor in reversed(stored)}
     traced_sizes, larger_sizes = _Sizes(step.mesh), _Sizes(mesh)
@@ -115,14 +115,13 @@ class _Sizes:
     _known: dict[Hashable, int] = attrs.field(factory=dict, init=False)
 
     def stored(self, tensor: Stored) -> int:
-        """Returns the bytes of a tensor of a variable."""
         key = tensor.spec, tensor.shape, tensor.itemsize
         if key not in self._known:
             self._known[key] = tensor.bytes_on(self.mesh)
         return self._known[key]
 
     def elements(self, layout: Layout, shape: tuple[int, ...]) -> int:
-        """Returns the elements of a shard in a layout, which is one of another mesh."""
+        """Counts the elements of a shard in a layout, which is one of another mesh."""
         key = layout, shape
         if key not in self._known:
             moved = attrs.evolve(layout, mesh=self.mesh)
@@ -136,7 +135,6 @@ def _resized(
     larger_sizes: _Sizes,
     values: Mapping[str, Stored],
 ) -> TracedCollective:
-    """Returns a collective with the bytes of its operands on the larger mesh."""
     size = _operand_bytes(started.facts, traced_sizes, larger_sizes, values)
     if size == started.facts.operand_bytes:
         return started
@@ -146,7 +144,6 @@ def _resized(
 def _operand_bytes(
     facts: CollectiveFacts, traced_sizes: _Sizes, larger_sizes: _Sizes, values: Mapping[str, Stored]
 ) -> int:
-    """Returns the bytes of the operands of a collective on the larger mesh."""
     if _waits(facts):
         return facts.operand_bytes
     if facts.source is not None and facts.shape is not None:
@@ -166,7 +163,7 @@ def _waits(facts: CollectiveFacts) -> bool:
 def _gradient_sums(
     started: Iterable[TracedCollective], held: Iterable[TracedMemory]
 ) -> dict[str, GradientSum]:
-    """Returns the all-reduces of single gradients, by the path of the variable, in order."""
+    """Groups the all-reduces of single gradients by the path of the variable, in order."""
     memory: dict[str, list[TracedMemory]] = {}
     for piece in held:
         if piece.sum_of:
@@ -183,7 +180,7 @@ def _gradient_sums(
 
 
 def is_sum(facts: CollectiveFacts) -> bool:
-    """Returns whether a collective sums one gradient, as a bucket does with several."""
+    """Tells whether a collective sums one gradient, as a bucket does with several."""
     return facts.kind == "all_reduce" and len(facts.reduced) == 1 and facts.source is None
 
 
@@ -247,7 +244,7 @@ class StepCost:
 
 
 def cost_of(step: RankStep, machine: Machine) -> StepCost:
-    """Returns the predicted cost of a step on a machine.
+    """Predicts the cost of a step on a machine.
 
     An operator takes the longer of its operations and its bytes of memory (`Speed.seconds`). A
     collective takes the latency of its link, once, and the time in which a rank sends its bytes.
@@ -298,6 +295,5 @@ def cost_of(step: RankStep, machine: Machine) -> StepCost:
 
 
 def _sent(moved: RankCollective, ranks: int) -> int:
-    """Returns the bytes that a rank sends in a collective."""
     shards = ranks if moved.kind in _OF_SHARDS else 1
     return round(bytes_sent(moved.kind, ranks, moved.operand_bytes * shards))

@@ -32,7 +32,7 @@ class PlacedTensor:
     repeats: tuple[int, ...] = ()  # the dims along which its values are equal
 
     def is_sharded_over(self, axis: str) -> bool:
-        """Returns whether `axis` shards it."""
+        """Tells whether `axis` shards a dim of it."""
         return isinstance(self.layout.placement(axis), Shard)
 
 
@@ -117,7 +117,7 @@ class Call:
         return self.operands[0].layout.mesh
 
     def placement(self, term: Term, factor: str) -> Placement:
-        """Returns the placement of an operand or a result along an axis that shards `factor`."""
+        """Finds the placement of an operand or a result along an axis that shards `factor`."""
         if factor in term.factors:
             return Shard(term.dim_of(factor))
         if isinstance(term, Result):
@@ -127,7 +127,7 @@ class Call:
         return Partial("sum") if added and summed else Replicate()
 
     def layout(self, term: Term, cuts: Mapping[str, Cut]) -> Layout:
-        """Returns the layout of an operand or a result if `cuts` shard the factors."""
+        """Builds the layout of an operand or a result if `cuts` shard the factors."""
         of_dims = [sharding_of(dim, cuts, self.extents) for dim in term.dims]
         partial = {
             axis: placement.op
@@ -142,7 +142,7 @@ class Call:
         return layout.normalized(dim.size(self.extents) for dim in term.dims)
 
     def cuts_of(self, number: int) -> dict[str, Cut]:
-        """Returns the cuts of the factors that operand `number` is sharded by."""
+        """Reads the cuts of factors off the layout of operand `number`."""
         term, operand = self.terms[number]
         cuts: dict[str, Cut] = {}
         for axis in chain(*map(operand.layout.dim_axes, range(operand.layout.ndim))):
@@ -239,7 +239,7 @@ class Call:
         yield cut_so_far
 
     def _fits(self, factor: str, cut: Cut) -> bool:
-        """Returns whether all dims of `factor` can be sharded as `cut` says."""
+        """Tells whether all dims of `factor` can be sharded as `cut` says."""
         terms = (*self.rule.operands, *self.rule.results)
         dims = [dim for term in terms for dim in term.dims if factor in dim.factors]
         if cut.outer:
@@ -249,7 +249,7 @@ class Call:
     def _scales_equal_sized_weight(
         self, axis: str, term: Term, weight: PlacedTensor, factor: str
     ) -> bool:
-        """Returns whether an activation scales a weight of its size and is not sharded by `axis`.
+        """Tells whether an activation scales a weight of its size and is not sharded by `axis`.
 
         A sharded result would be all-gathered later, for the same cost as the weight now.
         """
@@ -265,7 +265,7 @@ class Call:
     def _factor_of(
         self, term: Term, shape: Shape, layout: Layout, axis: str
     ) -> tuple[str, Cut] | None:
-        """Returns the factor by which `axis` shards an operand in a layout, with its cut."""
+        """Finds the factor by which `axis` shards an operand in a layout, with its cut."""
         placement = layout.placement(axis)
         if not isinstance(placement, Shard) or not shape[placement.dim]:
             return None

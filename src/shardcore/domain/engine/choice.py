@@ -35,7 +35,7 @@ class ShardingCosts:
     call: Call
 
     def of_candidate(self, axis: str, factor: str, cut: Cut) -> float:
-        """Returns the cost of redistributing operands and results along `axis` for `cut`."""
+        """Sums the seconds of redistributing operands and results along `axis` for `cut`."""
         total = 0.0
         for term, operand in self.call.terms:
             source = operand.layout.placement(axis)
@@ -58,7 +58,7 @@ class ShardingCosts:
         return total
 
     def of_all_work(self, axis: str) -> float:
-        """Returns the cost of all-gathering the operands that `axis` shards, and of the extra work.
+        """Sums the seconds of all-gathering the operands that `axis` shards, and of the extra work.
 
         Each rank then does the work of all ranks along `axis`.
         """
@@ -77,7 +77,7 @@ class ShardingCosts:
         return work * (ranks - 1) / ranks / self.call.costs.multiplications + gathers
 
     def of_chosen_work(self, axis: str) -> float:
-        """Returns `of_all_work` if it may be chosen although `axis` can shard a factor; else inf.
+        """Computes `of_all_work` if it may be chosen although `axis` can shard a factor; else inf.
 
         It may for one sharded activation beside a replicated weight. If `axis` shards the weight,
         its work is meant to be sharded, as is a gradient's sum over rows. An operator with several
@@ -97,7 +97,7 @@ class ShardingCosts:
     def _target_placement(
         self, term: Term, shape: Shape, layout: Layout, axis: str, factor: str, cut: Cut
     ) -> Placement:
-        """Returns the placement that `cut` needs; that of `layout` if it gives the same shards."""
+        """Finds the placement that `cut` needs; that of `layout` if it gives the same shards."""
         source, target = layout.placement(axis), self.call.placement(term, factor)
         if isinstance(target, Shard) and isinstance(source, Shard) and source.dim == target.dim:
             size, own = shape[target.dim], layout.dim_axes(target.dim)
@@ -114,7 +114,7 @@ class ShardingCosts:
         return target
 
     def _expert_share(self, term: Term, operand: PlacedTensor, factor: str) -> float:
-        """Returns the share of an activation's bytes that count if `factor` is separate.
+        """Computes the share of an activation's bytes that count if `factor` is separate.
 
         Products of experts follow one another, and a step of the first and one of the last move.
         Each counts the smaller of its two sides, as does its backward pass: so both choose alike.
@@ -129,7 +129,7 @@ class ShardingCosts:
     def _operand_cost(
         self, operand: PlacedTensor, target: Placement, axis: str, share: float = 1.0
     ) -> float:
-        """Returns the cost of redistributing an operand along `axis`, from its cheapest layout."""
+        """Costs an operand along `axis` from its cheapest layout."""
         layouts = [operand.layout, operand.other] if operand.other else [operand.layout]
         held = _group_bytes(operand, axis) * share
         sources = [layout.placement(axis) for layout in layouts]
@@ -139,7 +139,7 @@ class ShardingCosts:
         return min(self._transition_cost(source, target, axis, held) for source in sources)
 
     def _gradient_cost(self, source: Placement, target: Placement, axis: str, held: float) -> float:
-        """Returns the cost of redistributing the gradient of a weight to it, without the latency.
+        """Costs the gradient of a weight without the latency.
 
         With the latency, small activations would be all-gathered in the forward pass instead. That
         sends more: the rows of a batch are larger than the results of a last layer.
@@ -151,7 +151,6 @@ class ShardingCosts:
     def _transition_cost(
         self, source: Placement, target: Placement, axis: str, held: float
     ) -> float:
-        """Returns the cost of redistributing `held` bytes along `axis`."""
         if source != target and isinstance(target, Partial):  # computed from the full tensor
             target = Replicate()
         ranks = self.call.mesh.axis_size(axis)
@@ -159,7 +158,7 @@ class ShardingCosts:
 
 
 def _group_bytes(operand: PlacedTensor, axis: str) -> float:
-    """Returns the bytes that the ranks of one group along `axis` hold together."""
+    """Counts the bytes that the ranks of one group along `axis` hold together."""
     mesh = operand.layout.mesh
     others = prod(
         mesh.axis_size(other)
@@ -183,12 +182,12 @@ class Sharding:
 
     @classmethod
     def of(cls, operands: Iterable[Layout], results: Iterable[Layout], shape: Shape) -> "Sharding":
-        """Returns the sharding of an operator whose tensors, all of `shape`, have these layouts."""
+        """Builds the sharding of an operator whose tensors, all of `shape`, have these layouts."""
         extents = dict(zip(letters(len(shape)), shape, strict=True))
         return cls(tuple(operands), tuple(results), extents, gathers=False)
 
     def global_shape(self, result: Result, local: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns the global shape of `result`, whose local shard has shape `local`."""
+        """Computes the global shape of `result`, whose local shard has shape `local`."""
         return tuple(
             size if dim.factor is None else dim.size(self.extents)
             for dim, size in zip(result.dims, local, strict=True)
@@ -203,7 +202,7 @@ def choose(
     scales: bool = False,
     costs: Costs = Costs(),  # noqa: B008 - it is frozen
 ) -> Sharding:
-    """Returns the cheapest sharding of an operator.
+    """Chooses the cheapest sharding of an operator.
 
     `result_shapes` has the global shapes of the results. They are needed if the cost of reducing a
     result or of redistributing a gradient depends on the factor. If `scales`, it multiplies element
@@ -248,7 +247,7 @@ def choose(
 
 
 def shard_as(rule: OperatorRule, operands: tuple[PlacedTensor, ...], number: int) -> Sharding:
-    """Returns the sharding of an operator in which operand `number` stays as it is sharded.
+    """Shards an operator so that operand `number` stays as it is sharded.
 
     Some operators keep tensors for their gradient, which fit the rows that a rank computed. The
     gradient is then sharded as a result of the operator is, and not by another choice.
@@ -273,7 +272,6 @@ def shard_as(rule: OperatorRule, operands: tuple[PlacedTensor, ...], number: int
 def _sharding(
     call: Call, cuts: Mapping[str, Cut], unassigned: Iterable[str], replicates: bool = False
 ) -> Sharding:
-    """Returns the sharding of `call` by `cuts`; the axes `unassigned` shard no factor."""
     # An unassigned axis all-gathers the activations that it shards; without any, the weights.
     moved = [operand for operand in call.operands if not operand.weight] or call.operands
     return Sharding(

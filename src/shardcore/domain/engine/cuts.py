@@ -27,14 +27,14 @@ class Cut:
         return sum(axis in self.outer for axis in self.axes)
 
     def outer_first(self, *axes: str) -> Axes:
-        """Returns each of `axes` once, first those that shard the segments themselves."""
+        """Sorts `axes`, each once: first those that shard the segments themselves."""
         return tuple(dict.fromkeys(sorted(axes, key=lambda axis: axis not in self.outer)))
 
 
 def sharding_of(
     dim: Dim, cuts: Mapping[str, Cut], extents: Mapping[str, int]
 ) -> tuple[Axes, Blocks]:
-    """Returns the axes that shard `dim` if `cuts` shard the factors, and its blocks.
+    """Combines the cuts of the factors of `dim`: the axes that shard it, and its blocks.
 
     Example:
         >>> cuts = {"a": Cut(("data",)), "b": Cut(("model",), grain=2)}
@@ -53,7 +53,7 @@ def sharding_of(
 
 
 def _blocks(cut: Cut, count: int, block: int) -> Blocks:
-    """Returns the blocks of a dim of `count` segments with `block` elements a step."""
+    """Computes the blocks of a dim of `count` segments with `block` elements a step."""
     outer = cut.number_of_outer
     if outer:
         return Segments(count, block * cut.grain, outer, cut.outer_grain)
@@ -63,7 +63,7 @@ def _blocks(cut: Cut, count: int, block: int) -> Blocks:
 def cut_of(
     dim: Dim, axis: str, axes: Axes, ranks: tuple[int, ...], blocks: Blocks, extents: dict[str, int]
 ) -> tuple[str, Cut]:
-    """Returns the factor by which `axis` shards a dim that `axes` shard, and its cut, without axes.
+    """Finds the factor by which `axis` shards a dim that `axes` shard, and its cut, without axes.
 
     A factor that is sharded elsewhere than between its steps has a cut of blocks of 1.
 
@@ -101,7 +101,7 @@ def cut_of(
 def _within(
     dim: Dim, segments: Segments, left: int, ranks: tuple[int, ...], extents: dict[str, int]
 ) -> Cut:
-    """Returns the cut of the factor of `dim` within `left` segments of its steps."""
+    """Finds the cut of the factor of `dim` within `left` segments of its steps."""
     inner, rest = divmod(extents[dim.factor or ""], left)
     if rest:
         return Cut()
@@ -114,7 +114,7 @@ def _within(
 
 
 def between_segments(plain: Cut, ranks: tuple[int, ...], extent: int, other: Cut) -> Cut | None:
-    """Returns `other`, a cut within segments, with those of its segments sharded as by `plain`.
+    """Cuts the segments of `other`, a cut within segments, as `plain` does.
 
     `plain` has the cut by axes of `ranks`. None if it is not between the segments of `other`.
 

@@ -52,17 +52,17 @@ class Exchange:
         )
 
     def slices_for(self, position: int, peer: int) -> tuple[slice, ...]:
-        """Returns the slices of the shard at `position` that `peer` wants, in its order."""
+        """Lists the slices of the shard at `position` that `peer` wants, in its order."""
         return tuple(_merge_adjacent(part for _, part in self._common(position, peer)))
 
     def strided(self, position: int, peer: int) -> "Strided | None":
-        """Returns the same slices as one, if they are regular."""
+        """The same slices as one, if they are regular."""
         if (position, peer) not in self._strided:
             self._strided[position, peer] = Strided.of(self.slices_for(position, peer))
         return self._strided[position, peer]
 
     def owners_of(self, position: int) -> Owned:
-        """Returns the owner and the size of each part that `position` wants, in order."""
+        """Lists the owner and the size of each part that `position` wants, in order."""
         parts = sorted(
             (at, owner, part.stop - part.start)
             for owner in range(len(self.held))
@@ -72,7 +72,7 @@ class Exchange:
         return tuple((owner, sum(size for _, _, size in run)) for owner, run in of_owners)
 
     def turns(self, position: int) -> tuple[Owned, int]:
-        """Returns the shortest beginning of `owners_of` that repeats, and how often it does."""
+        """Finds the shortest beginning of `owners_of` that repeats, and how often it does."""
         if position not in self._turns:
             parts = self.owners_of(position)
             length = _cycle_length(parts)
@@ -115,7 +115,7 @@ def _merge_adjacent(slices: Iterable[slice]) -> Iterator[slice]:
 
 
 def _in_order(ranges: Ranges) -> list[tuple[int, range]]:
-    """Returns the ranges that have elements, by their elements, each with its position."""
+    """Sorts the ranges that have elements by their elements, each with its position."""
     starts = accumulate(map(len, ranges[:-1]), initial=0)
     with_starts = (
         (start, elements) for start, elements in zip(starts, ranges, strict=False) if elements
@@ -141,7 +141,7 @@ class Strided:
 
     @classmethod
     def of(cls, slices: Sequence[slice]) -> "Strided | None":
-        """Returns the slices as one, None if they differ in size or in distance, or overlap.
+        """Merges slices into one, None if they differ in size or in distance, or overlap.
 
         Example:
             >>> Strided.of([slice(1, 3), slice(5, 7), slice(9, 11)])
@@ -160,7 +160,7 @@ class Strided:
 
 
 def _cycle_length(items: Sequence[object]) -> int:
-    """Returns the length of the shortest beginning that repeats to give all items.
+    """Finds the length of the shortest beginning that repeats to give all items.
 
     Example:
         >>> _cycle_length("abab"), _cycle_length("aba"), _cycle_length("aaa"), _cycle_length("")

@@ -52,7 +52,7 @@ class LatestWeights(Generic[_Weight]):
     _held: dict[Hashable, tuple[_Weight, int]] = attrs.field(factory=dict, init=False)
 
     def find(self, key: Hashable) -> _Weight | None:
-        """Returns the weight of `key`, which is the latest from now on."""
+        """Looks a weight up; it is the latest from now on."""
         weight_and_bytes = self._held.pop(key, None)
         if weight_and_bytes is None:
             return None
@@ -74,7 +74,7 @@ class LatestWeights(Generic[_Weight]):
 
 
 def size_of(weight: int, sizes: Sequence[WeightSize] = PER_USE) -> WeightSize | None:
-    """Returns the size that a weight of so many bytes has; None if it is too large to be held.
+    """Finds the size that a weight of so many bytes has; None if it is too large to be held.
 
     Example:
         >>> size_of(4) == SMALL, size_of(2**20) == LARGE, size_of(2**30)

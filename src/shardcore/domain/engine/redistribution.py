@@ -2,9 +2,9 @@
 
 Every step is an edge in the graph of layouts, from the table `TRANSITIONS`. `plan` takes the
 cheapest path. A step costs the seconds in which a collective starts and each rank sends its bytes,
-for even shards (`machines.collective_cost`). Only axes that must move do. An axis can leave a dim
-only as the last (minor) one that shards it, and enters a dim as the last: the pieces stay chunks of
-chunks.
+for even shards (`domain.cost.collective_cost`). Only axes that must move do. An axis can leave a
+dim only as the last (minor) one that shards it, and enters a dim as the last: the pieces stay
+chunks of chunks.
 
 The bytes are those of bandwidth-optimal algorithms that forward nothing: a rank sends each other
 rank of its axis group the elements that this rank needs. Let the axis have `n` ranks, which hold
@@ -38,7 +38,7 @@ TRANSITIONS: dict[tuple[type[Placement], type[Placement]], Kind] = {
 
 
 def transition(source: Placement, target: Placement) -> Kind | None:
-    """Returns the step along one axis from one placement to another; None when they are equal.
+    """Finds the step along one axis from one placement to another; None when they are equal.
 
     Raises:
         LayoutError: If no step leads there: no tensor becomes partial, or changes its reduction.
@@ -92,7 +92,7 @@ class Step:
         return before.op if isinstance(before, Partial) else None
 
     def part(self, rank: int, peer: int) -> tuple[slice, ...]:
-        """Returns the part of the shard of `rank` that `peer` holds after, as a local index.
+        """Finds the part of the shard of `rank` that `peer` holds after, as a local index.
 
         Both are in one axis group; they may be the same rank.
         """
@@ -106,7 +106,7 @@ class Step:
         return tuple(part)
 
     def bytes_sent(self, rank: int) -> int:
-        """Returns the bytes that `rank` sends to other ranks."""
+        """Counts the bytes that `rank` sends to other ranks: exact, also for uneven shards."""
         ranks = self.source.mesh.axis_size(self.axis)
         held = math.prod(self.source.local_shape(self.shape, rank))
         match self.kind:
@@ -133,7 +133,7 @@ def plan(
     itemsize: int,
     costs: Costs = Costs(),  # noqa: B008 - it is frozen
 ) -> tuple[Step, ...]:
-    """Returns the steps that redistribute a tensor from one layout to another.
+    """Plans the cheapest steps that redistribute a tensor from one layout to another.
 
     Every rank gets the same steps, none if the layouts are equal. `target` may keep a pending
     reduction of `source`. `shape` is global, and an element has `itemsize` bytes.
@@ -181,7 +181,7 @@ _Cost: TypeAlias = tuple[float, int]
 def _cheapest(
     source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int, costs: Costs
 ) -> tuple[Step, ...]:
-    """Returns the cheapest path, found by A*; of equal ones the one with the fewest steps."""
+    """Finds the cheapest path by A*; of equal ones the one with the fewest steps."""
     moving = _leaving(source, target) | _leaving(target, source)
     movable = [axis for axis in source.mesh.axis_names if axis in moving]
     arrival = count()  # ties are taken in the order found, so that all ranks agree
@@ -223,21 +223,21 @@ def _moves(layout: Layout, axis: str, target: Layout) -> Iterator[Layout]:
 
 
 def _seconds(step: Step, costs: Costs) -> float:
-    """Returns the seconds of the step if all shards were even."""
+    """Costs the step as if all shards were even."""
     ranks = step.source.mesh.axis_size(step.axis)
     group_shape = step.source.without(step.axis).local_shape(step.shape, rank=0)
     return costs.collective(step.kind, step.axis, ranks, math.prod(group_shape) * step.itemsize)
 
 
 def _missing(layout: Layout, target: Layout, costs: Costs) -> _Cost:
-    """Returns a lower bound of the cost of any path from `layout` to `target`."""
+    """Bounds the cost of any path from `layout` to `target` from below."""
     leave, enter = _leaving(layout, target), _leaving(target, layout)
     starts = (costs.link(axis).latency for axis in sorted(leave) if layout.mesh.axis_size(axis) > 1)
     return (sum(starts), len(leave | enter))
 
 
 def _leaving(layout: Layout, target: Layout) -> set[str]:
-    """Returns the axes that must leave their dim of `layout` because `target` differs there."""
+    """Lists the axes that must leave their dim of `layout` because `target` differs there."""
     leaving = {axis for axis, _ in layout.partial} - {axis for axis, _ in target.partial}
     for dim in range(layout.ndim):
         have, want = layout.dim_axes(dim), target.dim_axes(dim)

@@ -40,7 +40,7 @@ class Ring:
     def of(
         cls, operands: Iterable[Layout], dim: int, factors: frozenset[str], *, causal: bool
     ) -> "Ring | None":
-        """Returns the ring of the axis that alone shards `dim` of all operands; None without one.
+        """Finds the axis that alone shards `dim` of all operands; None without one.
 
         Example:
             >>> from shardcore.domain.layouts.mesh import Mesh
@@ -59,7 +59,7 @@ class Ring:
     def sharding(
         self, rule: OperatorRule, operands: Sequence[PlacedTensor], costs: Costs
     ) -> Sharding:
-        """Returns the sharding in which `axis` shards `factors`, and other axes what is cheapest.
+        """Shards `factors` over `axis`, and chooses the cheapest sharding over the other axes.
 
         Example:
             >>> from shardcore.domain.layouts.mesh import Mesh
@@ -103,7 +103,6 @@ class Ring:
         )
 
     def _with_ring_axis(self, term: Term, layout: Layout, blocks: Blocks) -> Layout:
-        """Returns `layout` with the dims of the ring's factors sharded by its axis, in `blocks`."""
         spec, of_dims = list(layout.spec), list(layout.blocks)
         for dim, rule_dim in enumerate(term.dims):
             if rule_dim.factor in self.factors:
@@ -111,7 +110,7 @@ class Ring:
         return Layout(layout.mesh, tuple(spec), layout.partial, tuple(of_dims))
 
     def _blocks(self, term: Term, first: PlacedTensor, costs: Costs) -> Blocks:
-        """Returns the blocks of the dims of a causal ring: stripes, if they cost less than parts.
+        """Chooses stripes for a causal ring if they cost less than consecutive parts (ADR 43).
 
         In parts of `c` elements, the last of `n` ranks does the work of `n - 1/2` pairs of parts,
         in stripes each rank that of `n / 2`: it spares `(n - 1) / 2` pairs, in two products. The
@@ -127,7 +126,7 @@ class Ring:
 
 
 def visible_keys(query_rank: int, key_rank: int, *, causal: bool, striped: bool) -> KeyBlock:
-    """Returns which keys of `key_rank` the queries of `query_rank` attend to.
+    """Tells which keys of `key_rank` the queries of `query_rank` attend to.
 
     In a causal attention a query attends to the keys up to its own position. If ranks have
     consecutive parts of the sequence, the last one has most keys. In stripes, rank `i` of `n` has

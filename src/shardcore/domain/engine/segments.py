@@ -26,7 +26,7 @@ from shardcore.domain.layouts.spec import DimSpec, dim_spec
 def without_segments(
     layout: Layout, shape: Iterable[int], counts: tuple[int, ...] = ()
 ) -> tuple[tuple[int, ...], Layout]:
-    """Returns the shape and the layout with a separate dim for the segments of each dim.
+    """Splits each dim of several segments into two: the segments, and the elements of one.
 
     `counts` has the segments of each dim; those of the layout, if none. See `has_segments`.
 
@@ -63,7 +63,7 @@ def without_segments(
 
 
 def has_segments(layout: Layout, shape: Iterable[int], counts: tuple[int, ...]) -> bool:
-    """Returns whether each dim is sharded within its segments, or between them.
+    """Tells whether each dim is sharded within its segments, or between them.
 
     Example:
         >>> from shardcore.domain.layouts.mesh import Mesh
@@ -80,7 +80,7 @@ def has_segments(layout: Layout, shape: Iterable[int], counts: tuple[int, ...]) 
 def sharded_dims(
     layout: Layout, shape: tuple[int, ...], target: tuple[int, ...]
 ) -> tuple[tuple[int, Segments], ...]:
-    """Returns the sharded dims of a tensor that becomes one of shape `target`, with their segments.
+    """Lists the sharded dims of a tensor that becomes one of shape `target`, with their segments.
 
     A dim that several axes shard in chunks of chunks is of one segment for each chunk, if these
     become steps of a dim.
@@ -112,7 +112,7 @@ def sharded_dims(
 
 
 def ranges_of(layout: Layout, dim: int, size: int) -> tuple[Ranges, ...]:
-    """Returns, for each chunk of `dim`, which has `size` elements, the elements in it.
+    """Lists, for each chunk of `dim`, which has `size` elements, the elements in it.
 
     Example:
         >>> from shardcore.domain.layouts.mesh import Mesh
@@ -148,7 +148,7 @@ class Stage:
 def stages(
     source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int, costs: Costs
 ) -> tuple[Stage, ...]:
-    """Returns the stages from one layout to another, of a tensor of global `shape`.
+    """Plans the stages from one layout to another, of a tensor of global `shape`.
 
     Example:
         >>> from shardcore.domain.layouts.mesh import Mesh
@@ -179,7 +179,7 @@ def stages(
 
 
 def _between_segments(source: Layout, target: Layout, shape: tuple[int, ...]) -> Exchange | None:
-    """Returns the exchange between two layouts that differ in the segments of one dim.
+    """Plans the exchange between two layouts that differ in the segments of one dim.
 
     None if they differ in more, or several axes shard the dim.
     """
@@ -211,7 +211,7 @@ class Shift:
 
     @classmethod
     def of(cls, layout: Layout, dim: int, length: int, start: int, size: int) -> "Shift | None":
-        """Returns the shift to `size` elements from `start` of `dim`, which has `length`.
+        """Plans the shift to `size` elements from `start` of `dim`, which has `length`.
 
         None if not one axis alone shards the dim, or a rank would get no element.
 

@@ -10,7 +10,7 @@ Order: TypeAlias = tuple[int, ...]
 
 
 def contiguous_strides(shape: Shape) -> tuple[int, ...]:
-    """Returns the strides of a contiguous tensor.
+    """Computes strides in elements; a dim of size 0 counts as one of size 1, as in torch.
 
     Example:
         >>> contiguous_strides((2, 3, 4)), contiguous_strides((2, 0, 4))
@@ -24,7 +24,7 @@ def contiguous_strides(shape: Shape) -> tuple[int, ...]:
 
 
 def strides_in(order: Order, shape: Shape) -> tuple[int, ...]:
-    """Returns the strides of a tensor without gaps whose dims are in memory in `order`.
+    """Computes the strides of a tensor without gaps whose dims are in memory in `order`.
 
     Example:
         >>> strides_in((0, 2, 1), (2, 3, 4))
@@ -36,7 +36,7 @@ def strides_in(order: Order, shape: Shape) -> tuple[int, ...]:
 
 
 def memory_order(strides: tuple[int, ...]) -> Order:
-    """Returns the order in memory of the dims of a tensor with these strides.
+    """Sorts the dims of a tensor with these strides, the outermost in memory first.
 
     Example:
         >>> memory_order((12, 1, 3))
@@ -46,7 +46,7 @@ def memory_order(strides: tuple[int, ...]) -> Order:
 
 
 def inverse(order: Order) -> Order:
-    """Returns the order that undoes `order`.
+    """Inverts a permutation of dims.
 
     Example:
         >>> inverse((2, 0, 1))
@@ -93,7 +93,7 @@ def pieces(shape: tuple[int, ...], most: int) -> Iterator[tuple[slice, ...]]:
 def overlap(
     piece: tuple[slice, ...], held: tuple[slice, ...]
 ) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-    """Returns what `piece` has of the part `held` of a tensor: as an index of each of the two.
+    """Intersects two parts of a tensor: the common part as an index of each of the two.
 
     Example:
         >>> overlap((slice(8, 16),), (slice(12, 20),))

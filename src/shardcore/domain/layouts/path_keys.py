@@ -36,17 +36,17 @@ _NAMES_A_DOT: Final = re.compile(r"\\\.|\[[^\]]*\.")
 
 
 def slashed(path: str) -> str:
-    """Returns `path` with every separator written as a slash."""
+    """Writes every separator as a slash: `dense/kernel`, as Keras does."""
     return path.replace(".", "/")
 
 
 def dotted(path: str) -> str:
-    """Returns `path` with every separator written as a dot."""
+    """Writes every separator as a dot: `dense.weight`, as torch does."""
     return path.replace("/", ".")
 
 
 def spellings(path: str) -> tuple[str, ...]:
-    """Returns every spelling of `path`, the given one first.
+    """Lists every spelling of `path`, the given one first.
 
     The separators may be all `/` or all `.`, and the last name may be any that Keras or PyTorch
     gives to the same variable. A path with a slash is a Keras path, so its last name is a Keras
@@ -138,20 +138,19 @@ class PathKey:
         return self.text if self.is_pattern else slashed(self.text)
 
     def fullmatches(self, names: Iterable[str]) -> bool:
-        """Returns whether the pattern matches all of one spelling; always False for a name."""
+        """Tells whether the pattern matches all of one spelling; always False for a name."""
         pattern = self.pattern
         return pattern is not None and any(
             pattern.fullmatch(name) for name in names if self._fits_separator(name)
         )
 
     def _fits_separator(self, spelling: str) -> bool:
-        """Returns whether `spelling` uses the separator of the pattern, if the pattern has one."""
         used = [separator for separator in SEPARATORS if separator in spelling]
         return len(self.separators) != 1 or not used or self.separators[0] in used
 
 
 def hint(key: PathKey, paths: Collection[str], matched: Mapping[str, str]) -> str | None:
-    """Returns a hint for a `key` that decided no path; `matched` has the keys that did."""
+    """Looks for a hint for a `key` that decided no path; `matched` has the keys that did."""
     return (
         _overruled(key, matched)
         or _unanchored(key, paths)
@@ -168,13 +167,13 @@ def _overruled(key: PathKey, matched: Mapping[str, str]) -> str | None:
 
 
 def _unanchored(key: PathKey, paths: Iterable[str]) -> str | None:
-    """Returns the hint for a key that `re.search` would find: older Keras releases used it."""
+    """Hints at a key that `re.search` would find: older Keras releases used it."""
     meant = _meant(widen(key), paths)
     return meant and f"a rule must match the whole path: {meant}"
 
 
 def _meant(text: str, paths: Iterable[str]) -> str | None:
-    """Returns the question whether the key `text` is meant; None if it matches no path."""
+    """Asks whether the key `text` is meant; None if it matches no path."""
     try:
         key = PathKey(text)
     except RuleError:  # such as inline flags, which must come first
@@ -187,7 +186,7 @@ def _meant(text: str, paths: Iterable[str]) -> str | None:
 
 
 def _misspelt(key: PathKey, paths: Collection[str]) -> str | None:
-    """Returns a hint for a key with a word that is almost a word of a path."""
+    """Hints at a word of a key that is almost a word of a path."""
     known = dict.fromkeys(word for path in paths for word in _WORD.findall(path))
     for match in _WORD.finditer(key.text):
         for near in difflib.get_close_matches(match[0], known):
@@ -198,7 +197,7 @@ def _misspelt(key: PathKey, paths: Collection[str]) -> str | None:
 
 
 def widen(key: PathKey) -> str:
-    """Returns the regular expression that matches each path in which `key` would be found.
+    """Builds the regular expression that matches each path in which `key` would be found.
 
     Example:
         >>> widen(PathKey("dense.kernel")), widen(PathKey(".*dense|conv"))

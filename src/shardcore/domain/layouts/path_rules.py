@@ -48,7 +48,7 @@ class RulesReport:
     hints: Mapping[str, str] = attrs.field(factory=dict)
 
     def summary(self) -> str:
-        """Returns the whole report as aligned lines of text."""
+        """Writes the whole report as aligned lines of text."""
         unused = {key: self.hints.get(key, "") for key in self.unused_rules}
         sections = (
             ("Paths that a rule matched:", _table(self.matched)),
@@ -135,7 +135,7 @@ class PathRules(Mapping[str, T]):
         return len(self._rules)
 
     def match(self, path: str) -> Match[T] | None:
-        """Returns the rule for the path of a variable, or of an output; None if none matches it.
+        """Finds the rule for the path of a variable, or of an output; None if none matches it.
 
         Raises:
             RuleError: If several rules match.
@@ -145,7 +145,7 @@ class PathRules(Mapping[str, T]):
         return self._answers[path]
 
     def report(self, paths: Iterable[str]) -> RulesReport:
-        """Returns the rule of each path, the unused rules, and hints for these.
+        """Lists the rule of each path, the unused rules, and hints for these.
 
         `paths` has every path of the model that a rule may be meant for, also those of outputs.
 
