@@ -6,7 +6,7 @@ import attrs
 
 from shardcore.policies.linear import Linear, as_einsum, as_linear
 from shardcore.policies.specs import all_replicated
-from shardcore.ports.policy import Choice, LayerFacts
+from shardcore.ports.policy import Choice, LayerFacts, VariableFacts
 
 # The names of the projections into heads, and of the one out of them: those of Keras and of most
 # models of KerasHub, of its T5, and of its MMDiT, which has one kernel for query, key and value.
@@ -34,12 +34,11 @@ class Attention:
     @property
     def bytes(self) -> int:
         """The bytes of its variables."""
-        return sum(variable.bytes for layer in self._layers for variable in layer.all_variables())
+        return sum(variable.bytes for variable in self._variables)
 
     def replicated(self, why: str) -> dict[str, Choice]:
         """Replicates all its variables."""
-        variables = (variable for layer in self._layers for variable in layer.all_variables())
-        return all_replicated(variables, why)
+        return all_replicated(self._variables, why)
 
     def choices(self, axis: str, parts: int) -> dict[str, Choice]:
         """Shards by heads; replicates the heads if the axis does not divide them.
@@ -61,8 +60,9 @@ class Attention:
         return choices
 
     @property
-    def _layers(self) -> tuple[LayerFacts, ...]:
-        return (*self.inputs, self.output)
+    def _variables(self) -> list[VariableFacts]:
+        layers = (*self.inputs, self.output)
+        return [variable for layer in layers for variable in layer.all_variables()]
 
     def _input_choices(
         self, layer: LayerFacts, projection: tuple[Linear, int] | None, axis: str, parts: int

@@ -14,7 +14,13 @@ from shardcore.domain.errors import PolicyError
 from shardcore.domain.layouts.mesh import Mesh
 from shardcore.policies import tensor_parallel
 from shardcore.policies.data_parallel import plan_fully_sharded
-from shardcore.policies.specs import SMALL, all_replicated, batch_axis, model_axis
+from shardcore.policies.specs import (
+    SMALL,
+    all_replicated,
+    batch_axis,
+    check_batch_apart,
+    model_axis,
+)
 from shardcore.policies.tokens import Roles
 from shardcore.ports.policy import Choice, LayerFacts
 
@@ -49,12 +55,7 @@ def plan(
         axis = next((other for other in reversed(mesh.axis_names) if other != tensor), None)
     name = model_axis(mesh, axis, "context_parallel", "seq")
     rows = batch_axis(mesh, batch)
-    if name == rows:
-        raise PolicyError(
-            f"Policy 'context_parallel' shards the sequence over {name!r}, which shards the batch "
-            "too: give the axes, axis=... and batch=..., or add one to the mesh.",
-            name=name,
-        )
+    check_batch_apart("context_parallel", name, rows)
     if tensor is not None:
         _check_tensor(tensor, shard, (rows, name))
         chosen = tensor_parallel.plan(model, mesh, axis=tensor, small=small)

@@ -47,12 +47,14 @@ def plan_fully_sharded(
     """
     name = batch_axis(mesh, axis)
     return {
-        variable.path: shard_further(variable, replicated(variable), mesh, name, small)
+        variable.path: _shard_further(variable, replicated(variable), mesh, name, small)
         for variable in model.all_variables()
     }
 
 
-def shard_further(variable: VariableFacts, spec: Spec, mesh: Mesh, axis: str, small: int) -> Choice:
+def _shard_further(
+    variable: VariableFacts, spec: Spec, mesh: Mesh, axis: str, small: int
+) -> Choice:
     """Shards one more dim of the variable over `axis`, if that saves `small` bytes."""
 
     def unchanged(why: str) -> Choice:
@@ -134,5 +136,5 @@ def _with_reason_before(
     variable: VariableFacts, before: Choice, mesh: Mesh, axis: str, small: int
 ) -> Choice:
     """Shards one more dim of a choice of `tensor_parallel`, whose reason comes first."""
-    choice = shard_further(variable, before.spec, mesh, axis, small)
+    choice = _shard_further(variable, before.spec, mesh, axis, small)
     return Choice(choice.spec, f"{before.reason}; {choice.reason}") if any(before.spec) else choice

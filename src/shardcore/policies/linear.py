@@ -93,21 +93,21 @@ def as_linear(layer: LayerFacts) -> Linear | None:
 
 def as_einsum(layer: LayerFacts, summed: int, new: int) -> Linear | None:
     """Reads an `EinsumDense` whose kernel has these numbers of contracted and of new dims."""
-    kernel, dims = layer.variable("kernel"), einsum_dims(layer)
+    kernel, dims = layer.variable("kernel"), _einsum_dims(layer)
     if kernel is None or dims is None or tuple(map(len, dims)) != (summed, new):
         return None
     (first_summed, *_), (first_new, *_) = dims
     return Linear(layer, kernel, first_summed, first_new, new)
 
 
-def einsum_dims(layer: LayerFacts) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+def _einsum_dims(layer: LayerFacts) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """Parses the kernel's contracted dims, in the order of the input, and its new dims.
 
     None if the equation is unknown, or a dim of the kernel is neither.
 
     Example:
         >>> query = LayerFacts("query", ("EinsumDense",), {"equation": "abc,cde->abde"})
-        >>> einsum_dims(query)
+        >>> _einsum_dims(query)
         ((0,), (1, 2))
     """
     operands, arrow, output = str(layer.config.get("equation", "")).replace(" ", "").partition("->")

@@ -51,6 +51,20 @@ def batch_axis(mesh: Mesh, axis: str | None) -> str:
     return name
 
 
+def check_batch_apart(policy: str, axis: str, batch: str) -> None:
+    """Checks that the axis of sequences is not that of the batch.
+
+    Raises:
+        PolicyError: If it is.
+    """
+    if axis == batch:
+        raise PolicyError(
+            f"Policy {policy!r} shards the sequence over {axis!r}, which shards the batch "
+            "too: give the axes, axis=... and batch=..., or add one to the mesh.",
+            name=axis,
+        )
+
+
 def model_axis(
     mesh: Mesh, axis: str | None, policy: str = "tensor_parallel", name: str = "model"
 ) -> str:

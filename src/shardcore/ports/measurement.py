@@ -1,6 +1,6 @@
 """The watch over a step: the layer, redistribution and reduction that a thread runs, and tracers.
 
-`adapters.measurement` provides the tracers, of a step that runs on tensors without values.
+`adapters.cost` provides the tracers, of a step that runs on tensors without values (ADR 39).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

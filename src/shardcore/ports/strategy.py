@@ -122,7 +122,8 @@ class Strategy(Tensors[TensorT], Protocol[TensorT]):
         """Chooses the storage layout of a new variable, as a rule `variable.layout`.
 
         It is called before `create`, for every variable whose layout the distribution gives, and
-        returns the same on all ranks. It may shard the variables of an optimizer further.
+        returns the same on all ranks. It may shard the variables of an optimizer further,
+        as ZeRO-1 does (ADR 14).
         """
 
     def create(self, value: TensorT, storage: Layout, variable: NewVariable) -> TensorT:

@@ -213,9 +213,6 @@ def pieces_of_rank(variables: Iterable[tuple[StoredVariable, Layout]], rank: int
         for part in held_parts(layout, variable.shape, rank):
             for number, common in variable.grid.overlaps(part.full):
                 if variable.files[number] == rank:
-                    begin = common.within(part.full).start
-                    at = tuple(a + b for a, b in zip(begin, part.local.start, strict=True))
-                    box = Box(at, common.shape)
-                    key = variable.key(variable.grid.box(number))
+                    key, box = variable.key(variable.grid.box(number)), part.local_box(common)
                     written.append(Piece(key, variable.dtype, variable.name, box))
     return written

@@ -65,11 +65,11 @@ def _no_collections() -> Iterator[None]:
             gc.enable()
 
 
-def are_numbers(content: object) -> bool:
+def _are_numbers(content: object) -> bool:
     """Tells whether `content` is a list of integers of at most 63 bits; a bool is none.
 
     Example:
-        >>> are_numbers([1, 2]), are_numbers([True]), are_numbers([10**1000])
+        >>> _are_numbers([1, 2]), _are_numbers([True]), _are_numbers([10**1000])
         (True, False, False)
     """
     return (
@@ -129,7 +129,7 @@ def fields_of(content: object, kinds: Mapping[str, type]) -> dict[str, Any]:
 
 def numbers_of(content: object, name: str) -> tuple[int, ...]:
     """Checks the numbers in a list of variable `name`."""
-    if not are_numbers(content):
+    if not _are_numbers(content):
         raise CheckpointError(
             f"Expected lists of numbers for variable {name!r} in the index.", name=name
         )
@@ -244,7 +244,7 @@ def entries_of(header: bytes, size: int) -> dict[str, Entry]:
 def _entry(content: Mapping[str, Any], data: int) -> Entry:
     """Parses a tensor of a header; the bytes of tensors begin at `data` in the file."""
     numbers, offsets = content["shape"], content["data_offsets"]
-    if not (are_numbers(numbers) and are_numbers(offsets)):
+    if not (_are_numbers(numbers) and _are_numbers(offsets)):
         raise CheckpointError("a size is no number")
     shape, (begin, end) = tuple(numbers), offsets
     if len(shape) > DIMS or min((*shape, begin, end)) < 0:

@@ -1,13 +1,14 @@
 """The pieces in which a checkpoint stores a variable, and those that a rank wants of it.
 
 Every layout divides each dim at some cuts, so the pieces are the cells of a grid: no element is
-missing, and none is stored twice.
+missing, and none is stored twice (ADR 31).
 """
 
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, product
+from operator import add
 
 import attrs
 
@@ -40,6 +41,11 @@ class Box:
     def elements(self) -> int:
         """The number of elements."""
         return math.prod(self.shape)
+
+    @classmethod
+    def between(cls, start: tuple[int, ...], ends: Iterable[int]) -> "Box":
+        """Builds the box from `start` up to `ends`, which it does not contain."""
+        return cls(start, tuple(end - at for end, at in zip(ends, start, strict=True)))
 
     def within(self, other: "Box") -> "Box":
         """Counts the part from the beginning of `other`, which contains it."""
@@ -159,7 +165,7 @@ class Grid:
             cuts[n + 1] if n + 1 < len(cuts) else size
             for cuts, n, size in zip(self.cuts, numbers, self.shape, strict=True)
         )
-        return Box(start, tuple(end - at for end, at in zip(ends, start, strict=True)))
+        return Box.between(start, ends)
 
 
 def held_parts(layout: Layout, shape: Iterable[int], rank: int) -> list[HeldPart]:
@@ -266,9 +272,5 @@ def _ascend(begins: tuple[int, ...], size: int) -> bool:
 
 
 def _intersection(one: Box, other: Box) -> Box:
-    start = tuple(map(max, one.start, other.start))
-    ends = (
-        min(a + n, b + m)
-        for a, n, b, m in zip(one.start, one.shape, other.start, other.shape, strict=True)
-    )
-    return Box(start, tuple(end - at for end, at in zip(ends, start, strict=True)))
+    ends = (tuple(map(add, box.start, box.shape)) for box in (one, other))
+    return Box.between(tuple(map(max, one.start, other.start)), map(min, *ends))

@@ -27,6 +27,7 @@ from shardcore.domain.errors import CheckpointError
 FORMAT = 1
 
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors")
+_TEXTS = ("name", "path", "group", "dtype", "layout")  # the fields of a variable that are texts
 _CHECKSUM = re.compile(r"[0-9a-f]{64}")
 
 
@@ -236,20 +237,15 @@ def _index(content: object) -> Index:
 
 
 def _flat(variable: StoredVariable) -> dict[str, Any]:
-    fields = {
-        name: getattr(variable, name) for name in ("name", "path", "group", "dtype", "layout")
-    }
-    grid = variable.grid
+    fields, grid = {name: getattr(variable, name) for name in _TEXTS}, variable.grid
     return fields | {"shape": grid.shape, "cuts": grid.cuts, "files": variable.files}
 
 
 def _variable(content: object) -> StoredVariable:
-    kinds = dict.fromkeys(("name", "path", "group", "dtype", "layout"), str)
-    fields: dict[str, Any] = fields_of(
-        content, kinds | dict.fromkeys(("shape", "cuts", "files"), list)
-    )
+    kinds = dict.fromkeys(_TEXTS, str) | dict.fromkeys(("shape", "cuts", "files"), list)
+    fields: dict[str, Any] = fields_of(content, kinds)
     name = fields["name"]
-    check_texts([fields[key] for key in ("name", "path", "group", "dtype", "layout")])
+    check_texts([fields[key] for key in _TEXTS])
     if len(fields["shape"]) > file_format.DIMS:
         raise CheckpointError(
             f"Variable {name!r} has more than {file_format.DIMS} dims: {REMEDY}.", name=name

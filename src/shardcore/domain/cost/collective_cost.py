@@ -94,6 +94,8 @@ def _check_positive(name: str, value: object, unit: str) -> None:
         )
 
 
+# Not measured: the ratios decide, and ranks that measured for themselves would plan different
+# collectives (ADR 26).
 WITHIN_A_HOST = Link()
 BETWEEN_HOSTS = Link(latency=25e-6, bandwidth=5e9)
 

@@ -66,7 +66,7 @@ def is_reduced_at_output(output: Layout) -> bool:
     """Tells whether the gradient of an output in this layout is reduced at the layer's output.
 
     An output without rows of the batch depends on variables only, whose gradients are reduced in
-    buckets. The gradient of a partial maximum cannot be a partial sum.
+    buckets (ADR 4). The gradient of a partial maximum cannot be a partial sum.
     """
     chosen = any(op != "sum" for _, op in output.partial)
     return chosen or not output.reduced.is_replicated

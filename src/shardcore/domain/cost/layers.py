@@ -1,4 +1,4 @@
-"""Layers of a step: what each of them takes of a traced one, and the cheapest choice for each."""
+"""Layers of a step: what each takes of a traced one, and the cheapest choice for each (ADR 51)."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -2,7 +2,7 @@
 
 The two meshes have the same axes, each rank has as many rows of the batch, and axes that shard no
 batch have the same sizes. So operators, and collectives of activations, are the same on both. What
-differs is the size of shards of variables: it follows from their layouts.
+differs is the size of shards of variables: it follows from their layouts (ADR 41).
 
 The cost has seconds of computing and of communication, and bytes of memory. The time of Python,
 which starts the operators, is not in it.
@@ -80,8 +80,8 @@ def step_on(mesh: Mesh, step: TracedStep) -> RankStep:
     traced_sizes, larger_sizes = _Sizes(step.mesh), _Sizes(mesh)
     before, after = (sum(map(sizes.stored, stored)) for sizes in (traced_sizes, larger_sizes))
     held = [
-        memory if memory.stored is None else _with_bytes(memory, larger_sizes.stored(memory.stored))
-        for memory in step.memory
+        piece if piece.stored is None else _with_bytes(piece, larger_sizes.stored(piece.stored))
+        for piece in step.memory
     ]
     started = [
         _resized(collective, traced_sizes, larger_sizes, values) for collective in step.collectives
@@ -200,7 +200,6 @@ def _rank_collectives(
 
 
 def _merge_equal(records: Iterable[_T]) -> tuple[_T, ...]:
-    """Merges equal operators, or equal collectives, into one that counts them."""
     times: dict[_T, int] = {}
     for record in records:
         once = attrs.evolve(record, times=1)

@@ -2,7 +2,7 @@
 
 Blocks are equal layers, each fed by the one before. Inner ones do the same operators, forward and
 backward: the trace has some of them, and all others are copies. What a block allocates may be freed
-in a block some way off, as its output is in the next one.
+in a block some way off, as its output is in the next one (ADR 46).
 """
 
 from collections.abc import Iterator, Sequence

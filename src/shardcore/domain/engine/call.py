@@ -99,7 +99,7 @@ class Call:
 
     @cached_property
     def separate(self) -> frozenset[str]:
-        """The factors that all tensors of a product with a weight have, such as experts."""
+        """The factors that all tensors of a product with a weight have, as experts (ADR 44)."""
         weights = {operand.weight for operand in self.operands}
         if len(weights) == 1 or not any(map(self.rule.sums, self.rule.results)):
             return frozenset()

@@ -117,7 +117,8 @@ class ShardingCosts:
         """Computes the share of an activation's bytes that count if `factor` is separate.
 
         Products of experts follow one another, and a step of the first and one of the last move.
-        Each counts the smaller of its two sides, as does its backward pass: so both choose alike.
+        Each counts the smaller of its two sides, as does its backward pass: so both choose alike
+        (ADR 44).
         """
         if operand.weight or factor not in self.call.separate:
             return 1.0

@@ -25,8 +25,8 @@ class WeightSize:
 
 
 # Biases and scales are small beside the kernels, also all of them: they stay until the step ends.
-# So what a block all-gathers does not depend on the number of blocks behind it. The total is for
-# loops of a user, where no step ends.
+# So what a block all-gathers does not depend on the number of blocks behind it (ADR 49). The total
+# is for loops of a user, where no step ends.
 SMALL = WeightSize(512 * 1024, 4 * BUCKET_BYTES)
 # The steps of a recurrence use one kernel repeatedly.
 LARGE = WeightSize(BUCKET_BYTES, BUCKET_BYTES)

@@ -26,6 +26,7 @@ import attrs
 from shardcore.domain.cost.collective_cost import Costs, Kind
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.layouts.layout import Layout
+from shardcore.domain.layouts.memory_order import overlap
 from shardcore.domain.layouts.placements import Partial, Placement, Replicate, Shard
 
 TRANSITIONS: dict[tuple[type[Placement], type[Placement]], Kind] = {
@@ -96,14 +97,10 @@ class Step:
 
         Both are in one axis group; they may be the same rank.
         """
-        mine = self.source.slices(self.shape, rank)
-        needed = self.target.slices(self.shape, peer)
-        part = []
-        for have, want in zip(mine, needed, strict=True):
-            start = max(have.start, want.start)
-            stop = max(start, min(have.stop, want.stop))
-            part.append(slice(start - have.start, stop - have.start))
-        return tuple(part)
+        here, _ = overlap(
+            self.source.slices(self.shape, rank), self.target.slices(self.shape, peer)
+        )
+        return here
 
     def bytes_sent(self, rank: int) -> int:
         """Counts the bytes that `rank` sends to other ranks: exact, also for uneven shards."""
@@ -190,7 +187,7 @@ def _cheapest(
     done: set[Layout] = set()
     while queue:
         _, _, seconds, layout, steps = heappop(queue)
-        if layout == target:
+        if layout == target:  # `_missing` is never above the true cost: no other path is cheaper
             return steps
         if layout in done:
             continue

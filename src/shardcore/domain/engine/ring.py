@@ -1,7 +1,8 @@
 """Shardings of an operator whose ranks pass shards of some operands on, in a ring.
 
-Attention is one: a rank has some queries, and meets the keys of one rank after the other. So one
-mesh axis shards two factors of its rule, the queries and the keys, and no result is a partial sum.
+Attention is one (ADR 43): a rank has some queries, and meets the keys of one rank after the other.
+So one mesh axis shards two factors of its rule, the queries and the keys, and no result is a
+partial sum.
 """
 
 from collections.abc import Iterable, Sequence

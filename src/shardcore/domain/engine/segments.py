@@ -2,7 +2,7 @@
 
 A redistribution is a row of stages, each on a tensor with a separate dim for the segments of each
 dim. If no one shape has the segments of both layouts as dims, the dims that differ are all-gathered
-first, or exchanged.
+first, or exchanged (ADR 50).
 """
 
 from collections.abc import Iterable

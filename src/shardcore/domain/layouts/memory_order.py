@@ -55,7 +55,7 @@ def inverse(order: Order) -> Order:
     return tuple(sorted(range(len(order)), key=order.__getitem__))
 
 
-# CPU generators of torch draw normal numbers in blocks of so many.
+# CPU generators of torch draw normal numbers in blocks of so many (ADR 34).
 BLOCK = 16
 
 

@@ -86,7 +86,7 @@ class PathKey:
     A key without a regular-expression character other than the dot is a **name**: each `.` and
     `/` in it is a separator. Any other key is a **pattern**, in which `.` is any character and a
     separator is written `/` or `\.`. A pattern with one of the two is compared only with spellings
-    that use it, so that `[^/]+` stays within one name.
+    that use it, so that `[^/]+` stays within one name (ADR 9).
 
     Attributes:
         pattern: The compiled regular expression; None for a name.
@@ -168,7 +168,7 @@ def _overruled(key: PathKey, matched: Mapping[str, str]) -> str | None:
 
 def _unanchored(key: PathKey, paths: Iterable[str]) -> str | None:
     """Hints at a key that `re.search` would find: older Keras releases used it."""
-    meant = _meant(widen(key), paths)
+    meant = _meant(_widen(key), paths)
     return meant and f"a rule must match the whole path: {meant}"
 
 
@@ -196,11 +196,11 @@ def _misspelt(key: PathKey, paths: Collection[str]) -> str | None:
     return None
 
 
-def widen(key: PathKey) -> str:
+def _widen(key: PathKey) -> str:
     """Builds the regular expression that matches each path in which `key` would be found.
 
     Example:
-        >>> widen(PathKey("dense.kernel")), widen(PathKey(".*dense|conv"))
+        >>> _widen(PathKey("dense.kernel")), _widen(PathKey(".*dense|conv"))
         ('.*dense/kernel.*', '.*(.*dense|conv).*')
     """
     text = key.text if key.is_pattern else slashed(key.text)

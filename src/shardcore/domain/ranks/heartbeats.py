@@ -1,4 +1,4 @@
-"""The ranks that are late, by their heartbeats: a stopped rank sends none."""
+"""The ranks that are late, by their heartbeats: a stopped rank sends none (ADR 37)."""
 
 from collections.abc import Sequence
 

@@ -5,7 +5,7 @@ of one factor are sharded together. "-" is a dim that is never sharded. A factor
 that a result lacks is summed, so that its sharding leaves the result partial. "3g" is a dim of
 three elements for each step of the factor `g`, and is sharded between these threes only. "5*g" is a
 dim of five segments, each of which has all steps of the factor. "a*g" has a segment for each step
-of another factor, which is sharded too.
+of another factor, which is sharded too (ADR 13, ADR 50).
 """
 
 import re
