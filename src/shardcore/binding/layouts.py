@@ -1,4 +1,4 @@
-"""Patches: `LayoutMap` and `TensorLayout`, whose rules `domain.layouts.path_rules` matches."""
+"""Patches: `LayoutMap` and `TensorLayout`, whose rules `PathRules` matches."""
 
 import math
 from typing import Any
@@ -72,7 +72,7 @@ def create_model_parallel(
 
 @replaces(
     "keras.src.distribution.distribution_lib:LayoutMap.__getitem__",
-    reason="`domain.layouts.path_rules` matches rules, the same for Keras and PyTorch names.",
+    reason="`PathRules` matches rules, the same for Keras and PyTorch names.",
 )
 def lookup(_original: Original, layout_map: LayoutMap, key: str) -> Any:
     """Replaces `LayoutMap.__getitem__`: exact, then pattern; None if no rule matches."""

@@ -40,7 +40,7 @@ class Roles:
     axis: str  # the axis of tensor parallelism
 
     def of(self, layer: LayerFacts) -> Role:
-        """Classifies a layer by its kind and by the sharding of its kernel."""
+        """Classifies a layer by its class and by the sharding of its kernel."""
         if output := _attention_output(layer):
             return "region" if self._shards(output, 0) else "other"
         linear = as_linear(layer)

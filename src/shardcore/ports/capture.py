@@ -170,7 +170,7 @@ class StepCapture(Protocol[TensorT_contra]):
         """
 
     def is_recording(self) -> bool:
-        """Tells whether a step is being recorded, on any thread."""
+        """Tells whether a step is being recorded."""
 
     def hooks_of(self, module: object) -> list[Any]:
         """Lists the hooks of a torch module, of its forward and of its backward pass."""

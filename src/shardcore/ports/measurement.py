@@ -104,7 +104,7 @@ class MemoryTracer(Protocol[TensorT_contra]):
         """
 
     def allocations(self) -> Sequence[Allocation]:
-        """All that was noted, in the order of the allocations."""
+        """Lists all that was noted."""
 
 
 class EventTracer(MemoryTracer[TensorT_contra], Protocol[TensorT_contra]):

@@ -27,7 +27,7 @@ class Tensor(Array, Protocol):
     """A `torch.Tensor`, plain or sharded."""
 
     def detach(self) -> Self:
-        """Shares the values with a tensor that has no autograd graph."""
+        """The same values without their autograd graph."""
 
     def copy_(self, value: Self, /) -> Self:
         """Overwrites the values in place."""
