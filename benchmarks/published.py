@@ -16,7 +16,7 @@ from shardcore.binding.cost.plan import facts_of
 from shardcore.bootstrap.cost import machines, search
 from shardcore.bootstrap.cost.repeats import Repeats, trace_steps
 from shardcore.bootstrap.cost.traces import PlannedCandidate, TraceRequest
-from shardcore.domain.cost.cost import cost_of
+from shardcore.domain.cost.rank_step import cost_of
 from shardcore.domain.layouts.mesh import Mesh
 from shardcore.policies.candidates import Candidate
 

@@ -10,8 +10,6 @@ from shardcore.policies import (
     context_parallel,
     data_parallel,
     expert_parallel,
-    fully_sharded,
-    hybrid_sharded,
     per_layer,
     sequence_parallel,
     tensor_parallel,
@@ -129,12 +127,12 @@ def shardcore_policies() -> Iterable[PolicyEntry]:
         PolicyEntry(
             "fully_sharded",
             "Shards variables over the batch axis where that pays.",
-            fully_sharded.plan,
+            data_parallel.plan_fully_sharded,
         ),
         PolicyEntry(
             "hybrid_sharded",
             "Shards variables inside each group of ranks, such as a host.",
-            hybrid_sharded.plan,
+            data_parallel.plan_hybrid_sharded,
             batch_ndim=2,
         ),
         PolicyEntry(

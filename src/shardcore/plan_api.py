@@ -12,7 +12,7 @@ from shardcore.bootstrap.cost import auto
 from shardcore.bootstrap.cost.traces import reinstall
 from shardcore.bootstrap.ranks import launching
 from shardcore.domain.errors import PolicyError
-from shardcore.domain.layouts.paths.report import RulesReport
+from shardcore.domain.layouts.path_rules import RulesReport
 from shardcore.ports.types import KerasModel, MeshLike
 from shardcore.reporting.cost.plan import MemoryReport
 

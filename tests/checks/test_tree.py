@@ -21,7 +21,6 @@ REASONS = {
     "__main__.py": "`python -m shardcore`",
     "adapters/switches.py": "read by `job` and `capture`, which do not import each other",
     "binding/types.py": "types that all folders of binding share",
-    "policies/data_parallel.py": "a policy has a file, as all others do",
 }
 # The same of tests.
 REASONS_OF_TESTS = {

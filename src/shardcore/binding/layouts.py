@@ -1,4 +1,4 @@
-"""Patches: `LayoutMap` and `TensorLayout`, whose rules `domain.layouts.paths` matches."""
+"""Patches: `LayoutMap` and `TensorLayout`, whose rules `PathRules` matches."""
 
 import math
 from typing import Any
@@ -11,8 +11,8 @@ from shardcore.binding.types import Original
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.mesh import Mesh
-from shardcore.domain.layouts.paths.key import PathKey
-from shardcore.domain.layouts.paths.rules import PathRules
+from shardcore.domain.layouts.path_keys import PathKey
+from shardcore.domain.layouts.path_rules import PathRules
 from shardcore.domain.layouts.spec import DimSpec, entry_axes
 from shardcore.ports.types import LayoutLike
 
@@ -71,7 +71,7 @@ def create_model_parallel(
 
 @replaces(
     "keras.src.distribution.distribution_lib:LayoutMap.__getitem__",
-    reason="`domain.layouts.paths` matches rules, the same for Keras and PyTorch names.",
+    reason="`PathRules` matches rules, the same for Keras and PyTorch names.",
 )
 def lookup(_original: Original, layout_map: LayoutMap, key: str) -> Any:
     """Replaces `LayoutMap.__getitem__`: exact, then pattern; None if no rule matches."""

@@ -24,7 +24,7 @@ from shardcore.binding.types import Original
 from shardcore.domain.errors import ArgumentProblem, LayoutError, MeshError, RuleError
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.mesh import Mesh
-from shardcore.domain.layouts.paths.rules import PathRules
+from shardcore.domain.layouts.path_rules import PathRules
 from shardcore.ports.types import MeshLike, RulesLike
 
 

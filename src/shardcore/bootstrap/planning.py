@@ -10,8 +10,7 @@ from shardcore.bootstrap import plugins
 from shardcore.domain.errors import PolicyError, ShardcoreError, describe_error
 from shardcore.domain.layouts.mesh import Mesh
 from shardcore.policies.rules import PlannedRules, complete, rules
-from shardcore.ports.model import LayerFacts
-from shardcore.ports.policy import Choice, PolicyEntry
+from shardcore.ports.policy import Choice, LayerFacts, PolicyEntry
 
 
 def plan(policy: str, model: LayerFacts, mesh: Mesh, options: Mapping[str, object]) -> PlannedRules:

@@ -113,7 +113,7 @@ class Progress:
     differences: int = 0
 
     def after(self, event: Event) -> "Progress":
-        """Returns the progress after `event`.
+        """Looks the next state up in `TRANSITIONS`, and counts the event.
 
         Example:
             >>> progress = Progress()
@@ -174,16 +174,16 @@ class Payback:
     needed: int = NEEDED
 
     def after(self, seconds: float) -> "Payback":
-        """Returns the payback after another eager step."""
+        """Counts another eager step of `seconds`; the first, which builds, is not timed."""
         quickest = min(self.seconds, seconds) if self.steps else self.seconds
         return attrs.evolve(self, steps=self.steps + 1, seconds=quickest)
 
     def postponed(self) -> "Payback":
-        """Returns the payback after a recording that took too long for the steps left."""
+        """Asks for `LATER` times more steps: recording took too long for those that are left."""
         return attrs.evolve(self, needed=LATER * self.needed)
 
     def is_due(self, left: float | None, recordings: int = 2) -> bool:
-        """Returns whether the next step is recorded. It depends on counts only: ranks agree.
+        """Tells whether to record the next step, by counts only: so all ranks agree.
 
         Args:
             left: The steps that are left; None if that is unknown: then as many as have run. With
@@ -196,7 +196,7 @@ class Payback:
         return is_measured and 2 * self._expected(left) >= recordings * self.needed
 
     def is_worth(self, left: float | None, recorded: float) -> bool:
-        """Returns whether a second recorded step pays, after a first one of `recorded` seconds."""
+        """Tells whether a second recorded step pays, after a first one of `recorded` seconds."""
         saved = self._expected(left) * SAVED * self.seconds
         return saved >= SECOND * recorded - self.seconds
 

@@ -7,7 +7,7 @@ _REPLACEMENT = "\ufffd"
 
 
 def printable(text: str) -> str:
-    r"""Returns `text` with a mark for each character that is none to be read.
+    r"""Replaces each character that is none to be read by a mark.
 
     Lines and tabs stay. Control characters, marks of direction and half characters do not: names of
     folders, variables and layouts may be of a stranger, and a terminal obeys what is in them. All
@@ -29,7 +29,7 @@ _LINE_LENGTH = 1000
 
 
 def text_of(value: object) -> str:
-    """Returns `str(value)`; if that raises, the words of Python's tracebacks in its place.
+    """Calls `str(value)`; if that raises, gives the words of Python's tracebacks in its place.
 
     The errors of other packages and of users go through it: their own code makes the text.
 
@@ -44,7 +44,7 @@ def text_of(value: object) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """Returns the class and the text of an error, which may be of any package.
+    """Joins the class and the text of an error, which may be of any package.
 
     Example:
         >>> describe_error(ValueError("no rows"))
@@ -54,7 +54,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def one_line(text: str) -> str:
-    r"""Returns `text` in one line: its lines joined, its end left out if it is very long.
+    r"""Joins the lines of `text`; leaves the end out if it is very long.
 
     Example:
         >>> one_line("no rows\n  in the table")
@@ -107,7 +107,7 @@ class ShardcoreError(Exception):
         return f"Expected {self.expected}{subject}, got {self.got}{remedy}."
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]]:
-        """Returns how it is pickled, for another rank: its class, message and attributes."""
+        """Pickles class, message and attributes, for another rank."""
         return _unpickle, (type(self), self.args), self.__dict__
 
 
@@ -190,7 +190,7 @@ class RankFailed(ShardcoreError, RuntimeError):  # noqa: N818 - it says what hap
         super().__init__(message, rank=rank)
 
     def _render_traceback_(self) -> list[str]:
-        """Returns what IPython shows: the frames of the rank, and none of the call that waited."""
+        """Shows IPython the frames of the rank, and none of the call that waited."""
         return f"{type(self).__name__}: {self}".splitlines()
 
 
@@ -226,7 +226,7 @@ def mark_shared(error: Exception) -> Exception:
 
 
 def is_shared(error: Exception) -> bool:
-    """Returns whether all ranks raise this error: no rank has to tell the others of it."""
+    """Tells whether all ranks raise this error: no rank has to tell the others of it."""
     return getattr(error, "is_shared_by_ranks", False)
 
 

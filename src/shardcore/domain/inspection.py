@@ -22,7 +22,7 @@ MOST_PRINTED = 4
 def advise(
     moved: Sequence[CollectiveFacts], layers: Sequence[ExplainedLayer]
 ) -> tuple[Avoidable, ...]:
-    """Returns the all-gathers that a layout forces, each once with the rules to change.
+    """Finds the all-gathers that a layout forces, each once with the rules to change.
 
     A large weight that is all-gathered for use is left out, since its sharding saves memory. So is
     the reduction of a partial sum, which every sharded kernel needs.
@@ -82,7 +82,7 @@ def _small_variables(
 
 
 def _by_rows(facts: CollectiveFacts, layers: Sequence[ExplainedLayer]) -> Avoidable | None:
-    """Returns the advice to shard a kernel by rows, so that its input stays sharded by features."""
+    """Advises to shard a kernel by rows, so that its input stays sharded by features."""
     layer = next((layer for layer in layers if layer.path == facts.layer), None)
     size = _features(facts)
     if layer is None or size is None:
@@ -112,7 +112,7 @@ def _by_rows(facts: CollectiveFacts, layers: Sequence[ExplainedLayer]) -> Avoida
 def _replicated_producer(
     facts: CollectiveFacts, layers: Sequence[ExplainedLayer]
 ) -> Avoidable | None:
-    """Returns the advice to replicate the last layer before, whose output is all-gathered."""
+    """Advises to replicate the last layer before, whose output is all-gathered."""
     axis = facts.axes[0]
     paths = [layer.path for layer in layers]
     upto = paths.index(facts.layer) if facts.layer in paths else len(layers)
@@ -132,7 +132,7 @@ def _replicated_producer(
 
 
 def _gathers_tokens(facts: CollectiveFacts) -> bool:
-    """Returns whether a dim between batch and features is all-gathered: the sequence."""
+    """Tells whether a dim between batch and features is all-gathered: the sequence."""
     inner = range(1, len(facts.shape or ()) - 1)
     return any(
         isinstance(placement, Shard) and placement.dim in inner
@@ -141,7 +141,7 @@ def _gathers_tokens(facts: CollectiveFacts) -> bool:
 
 
 def _features(facts: CollectiveFacts) -> int | None:
-    """Returns the size of the last dim, if that is all-gathered."""
+    """Finds the size of the last dim, if that is all-gathered."""
     if facts.shape is None or facts.source is None or not facts.shape:
         return None
     last = len(facts.shape) - 1
@@ -156,7 +156,7 @@ def _is_sharded_over(spec: Iterable[DimSpec], axis: str) -> bool:
 
 
 def rules_as_code(rules: Rules) -> str:
-    """Returns the rules as the lines of code that set them; of many rules, the first ones.
+    """Writes the rules as the lines of code that set them; of many rules, the first ones.
 
     Example:
         >>> rules_as_code({"down/kernel": ("model", None), "down/output": None})

@@ -40,7 +40,7 @@ class Candidate:
     def small(self) -> Mesh:
         """The mesh with at most two ranks along each axis that shards the batch.
 
-        Its ranks do what those of the large mesh do with as many rows (`domain.cost.larger_mesh`).
+        Its ranks do what those of the large mesh do with as many rows (`domain.cost.rank_step`).
         """
         few = [min(size, 2) for size in self.mesh.shape[: self.batch_ndim]]
         return Mesh((*few, *self.mesh.shape[self.batch_ndim :]), self.mesh.axis_names)
@@ -50,7 +50,7 @@ class Candidate:
 
 
 def candidates(devices: int, host: int) -> tuple[Candidate, ...]:
-    """Returns all meshes of `devices`, `host` of which are in a host, with the policies for them.
+    """Lists all meshes of `devices`, `host` of which are in a host, with the policies for them.
 
     The axes of the model and of sequences, or that of experts, are the innermost, and stay in a
     host. Experts are also sharded over all devices.

@@ -2,7 +2,7 @@
 
 Inputs and norms name the sharding, and all layers between them keep it: a layer that computes
 tokens separately needs nothing else, and attention passes keys and values on around a ring
-(`domain.engine.planner.ring`). Each rank holds all variables, or parts of them: over `shard` as
+(`domain.engine.ring`). Each rank holds all variables, or parts of them: over `shard` as
 with `fully_sharded`, or over `tensor` as with `tensor_parallel`, where a ring has some heads.
 """
 
@@ -12,11 +12,17 @@ import attrs
 
 from shardcore.domain.errors import PolicyError
 from shardcore.domain.layouts.mesh import Mesh
-from shardcore.policies import fully_sharded, tensor_parallel
-from shardcore.policies.layers.tokens import Roles
-from shardcore.policies.specs import SMALL, all_replicated, batch_axis, model_axis
-from shardcore.ports.model import LayerFacts
-from shardcore.ports.policy import Choice
+from shardcore.policies import tensor_parallel
+from shardcore.policies.data_parallel import plan_fully_sharded
+from shardcore.policies.specs import (
+    SMALL,
+    all_replicated,
+    batch_axis,
+    check_batch_apart,
+    model_axis,
+)
+from shardcore.policies.tokens import Roles
+from shardcore.ports.policy import Choice, LayerFacts
 
 
 def plan(
@@ -49,17 +55,12 @@ def plan(
         axis = next((other for other in reversed(mesh.axis_names) if other != tensor), None)
     name = model_axis(mesh, axis, "context_parallel", "seq")
     rows = batch_axis(mesh, batch)
-    if name == rows:
-        raise PolicyError(
-            f"Policy 'context_parallel' shards the sequence over {name!r}, which shards the batch "
-            "too: give the axes, axis=... and batch=..., or add one to the mesh.",
-            name=name,
-        )
+    check_batch_apart("context_parallel", name, rows)
     if tensor is not None:
         _check_tensor(tensor, shard, (rows, name))
         chosen = tensor_parallel.plan(model, mesh, axis=tensor, small=small)
     elif shard is not None:
-        chosen = fully_sharded.plan(model, mesh, axis=shard, small=small)
+        chosen = plan_fully_sharded(model, mesh, axis=shard, small=small)
     else:
         reason = f"gradients are summed over {rows!r} and {name!r}"
         chosen = all_replicated(model.all_variables(), reason)

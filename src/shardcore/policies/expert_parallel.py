@@ -2,17 +2,16 @@
 
 The axis that shards experts shards the batch too, so that all other layers compute as in data
 parallelism. Where tokens that are sharded by groups meet experts, the planner exchanges the tokens
-by an all-to-all, and back behind them (`domain.engine.planner.call.Call.separate`). A gradient of
+by an all-to-all, and back behind them (`domain.engine.call.Call.separate`). A gradient of
 an expert is complete on its rank, and is summed over the other axes of the batch only.
 """
 
 from shardcore.domain.errors import PolicyError
 from shardcore.domain.layouts.mesh import Mesh
-from shardcore.policies import fully_sharded
-from shardcore.policies.layers.linear import Bank, bank_of, einsum_bank
+from shardcore.policies.data_parallel import plan_fully_sharded
+from shardcore.policies.linear import Bank, bank_of, einsum_bank
 from shardcore.policies.specs import SMALL, all_replicated, sharded
-from shardcore.ports.model import LayerFacts
-from shardcore.ports.policy import Choice
+from shardcore.ports.policy import Choice, LayerFacts
 
 # The number of axes, from the first, that shard the batch.
 BATCH_NDIM = 2
@@ -63,7 +62,7 @@ def plan(
     chosen = (
         all_replicated(variables, f"gradients are summed over {summed}")
         if shard is None
-        else fully_sharded.plan(model, mesh, axis=shard, small=small)
+        else plan_fully_sharded(model, mesh, axis=shard, small=small)
     )
     for bank in banks:
         chosen |= _experts(bank, mesh, name, small)
@@ -71,7 +70,7 @@ def plan(
 
 
 def _last_axis_of_several(mesh: Mesh, axes: tuple[str, ...]) -> str:
-    """Returns the last of `axes` that has several ranks, the last one if none has."""
+    """Finds the last of `axes` that has several ranks, the last one if none has."""
     return next((axis for axis in reversed(axes) if mesh.axis_size(axis) > 1), axes[-1])
 
 

@@ -10,11 +10,11 @@ from types import MappingProxyType
 
 from shardcore.domain.errors import PolicyError
 from shardcore.domain.layouts.mesh import Mesh
-from shardcore.domain.layouts.paths.rules import PathRules
-from shardcore.policies import fully_sharded, hybrid_sharded, tensor_parallel
+from shardcore.domain.layouts.path_rules import PathRules
+from shardcore.policies import tensor_parallel
+from shardcore.policies.data_parallel import plan_fully_sharded, plan_hybrid_sharded
 from shardcore.policies.specs import SMALL, all_replicated
-from shardcore.ports.model import LayerFacts
-from shardcore.ports.policy import Choice
+from shardcore.ports.policy import Choice, LayerFacts
 
 NAME = "per_layer"
 # The number of axes, from the first, that shard the batch.
@@ -31,18 +31,18 @@ def _data_parallel(model: LayerFacts, mesh: Mesh, _small: int) -> _Choices:
 
 _WITHOUT_MODEL: dict[str, Callable[[LayerFacts, Mesh, int], _Choices]] = {
     DATA_PARALLEL: _data_parallel,
-    "fully_sharded": lambda model, mesh, small: fully_sharded.plan(
+    "fully_sharded": lambda model, mesh, small: plan_fully_sharded(
         model, mesh, axis=mesh.axis_names[1], small=small
     ),
 }
 _WITH_MODEL = _WITHOUT_MODEL | {
     "tensor_parallel": lambda model, mesh, small: tensor_parallel.plan(model, mesh, small=small),
-    "hybrid_sharded": lambda model, mesh, small: hybrid_sharded.plan(model, mesh, small=small),
+    "hybrid_sharded": lambda model, mesh, small: plan_hybrid_sharded(model, mesh, small=small),
 }
 
 
 def policies_on(mesh: Mesh) -> tuple[str, ...]:
-    """Returns the policies that a layer may have on a mesh.
+    """The policies that a layer may have on a mesh.
 
     Example:
         >>> policies_on(Mesh((1, 4), ("replica", "shard")))

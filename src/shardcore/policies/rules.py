@@ -13,11 +13,10 @@ import attrs
 from shardcore.domain.errors import LayoutError, PolicyError
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.mesh import Mesh
-from shardcore.domain.layouts.paths.key import METACHARACTERS
-from shardcore.domain.layouts.paths.rules import PathRules
+from shardcore.domain.layouts.path_keys import METACHARACTERS
+from shardcore.domain.layouts.path_rules import PathRules
 from shardcore.policies.specs import replicated
-from shardcore.ports.model import LayerFacts, VariableFacts
-from shardcore.ports.policy import Choice, Spec
+from shardcore.ports.policy import Choice, LayerFacts, Spec, VariableFacts
 
 _NUMBER = re.compile(r"(?<=_)\d+(?=/|$)")
 
@@ -45,7 +44,7 @@ class PlannedRules:
 
 
 def complete(choices: Mapping[str, Choice], model: LayerFacts, mesh: Mesh) -> dict[str, Choice]:
-    """Returns the choices, checked, with one for each variable that a policy has left out.
+    """Checks the choices, and adds one for each variable that a policy has left out.
 
     A path that several variables of different shapes share gets none: no rule would fit them all.
 
@@ -91,7 +90,7 @@ def _check(path: str, variable: VariableFacts | None, choice: Choice, mesh: Mesh
 
 
 def rules(choices: Mapping[str, Choice], others: Iterable[str] = ()) -> tuple[Rule, ...]:
-    r"""Returns one rule for each form of path whose choices agree, else one for each path.
+    r"""Writes one rule for each form of path whose choices agree, else one for each path.
 
     `others` are paths that no rule may match.
 
@@ -141,7 +140,7 @@ def shared_keys(
 
 
 def _pattern(paths: list[str]) -> str:
-    """Returns the regular expression for paths of one form, in which different numbers are open."""
+    """Builds the regular expression for paths of one form, in which different numbers are open."""
     texts = _NUMBER.split(paths[0])
     numbers = zip(*map(_NUMBER.findall, paths), strict=True)
     common = [numbers_at[0] if len(set(numbers_at)) == 1 else r"\d+" for numbers_at in numbers]

@@ -9,13 +9,11 @@ from collections.abc import Iterator
 
 import attrs
 
-from shardcore.domain.errors import PolicyError
 from shardcore.domain.layouts.mesh import Mesh
 from shardcore.policies import tensor_parallel
-from shardcore.policies.layers.tokens import Flow, Roles
-from shardcore.policies.specs import SMALL, batch_axis, model_axis
-from shardcore.ports.model import LayerFacts
-from shardcore.ports.policy import Choice
+from shardcore.policies.specs import SMALL, batch_axis, check_batch_apart, model_axis
+from shardcore.policies.tokens import Flow, Roles
+from shardcore.ports.policy import Choice, LayerFacts
 
 
 def plan(
@@ -39,12 +37,7 @@ def plan(
         PolicyError: If one axis would shard both the batch and the sequence.
     """
     name, rows = model_axis(mesh, axis), batch_axis(mesh, batch)
-    if name == rows:
-        raise PolicyError(
-            f"Policy 'sequence_parallel' shards the sequence over {name!r}, which shards the batch "
-            "too: give the axes, axis=... and batch=..., or add one to the mesh.",
-            name=name,
-        )
+    check_batch_apart("sequence_parallel", name, rows)
     chosen = tensor_parallel.plan(model, mesh, axis=name, small=small)
     if mesh.axis_size(name) == 1:
         return chosen

@@ -4,8 +4,7 @@ from collections.abc import Iterable
 
 from shardcore.domain.errors import PolicyError
 from shardcore.domain.layouts.mesh import Mesh
-from shardcore.ports.model import VariableFacts
-from shardcore.ports.policy import Choice, Spec
+from shardcore.ports.policy import Choice, Spec, VariableFacts
 
 # Below this the latency of a collective dominates: it is 10 to 50 µs, in which a link of 5 GB/s
 # moves 50 to 250 KB. Biases and norms, which are many, are below it.
@@ -13,24 +12,24 @@ SMALL = 64 * 1024
 
 
 def saves(variable: VariableFacts, spec: Spec, mesh: Mesh) -> int:
-    """Returns the bytes that a sharding saves every rank at least."""
+    """The bytes that a sharding saves every rank at least."""
     return variable.bytes - variable.bytes_here(spec, mesh)
 
 
 def replicated(variable: VariableFacts) -> Spec:
-    """Returns the spec that shards nothing."""
+    """The spec that shards nothing."""
     return (None,) * len(variable.shape)
 
 
 def all_replicated(variables: Iterable[VariableFacts], why: str) -> dict[str, Choice]:
-    """Returns the choices that shard none of `variables`."""
+    """Replicates `variables`, all for the same reason."""
     return {
         variable.path: Choice(replicated(variable), f"replicated: {why}") for variable in variables
     }
 
 
 def sharded(variable: VariableFacts, dim: int, axis: str) -> Spec:
-    """Returns the spec that shards one dim.
+    """The spec that shards one dim.
 
     Example:
         >>> sharded(VariableFacts("kernel", (4, 8)), -1, "model")
@@ -42,7 +41,7 @@ def sharded(variable: VariableFacts, dim: int, axis: str) -> Spec:
 
 
 def batch_axis(mesh: Mesh, axis: str | None) -> str:
-    """Returns `axis`, by default the first one, as in `ModelParallel`.
+    """Checks `axis`, by default the first one, as in `ModelParallel`.
 
     Raises:
         MeshError: If the mesh has no such axis.
@@ -52,10 +51,24 @@ def batch_axis(mesh: Mesh, axis: str | None) -> str:
     return name
 
 
+def check_batch_apart(policy: str, axis: str, batch: str) -> None:
+    """Checks that the axis of sequences is not that of the batch.
+
+    Raises:
+        PolicyError: If it is.
+    """
+    if axis == batch:
+        raise PolicyError(
+            f"Policy {policy!r} shards the sequence over {axis!r}, which shards the batch "
+            "too: give the axes, axis=... and batch=..., or add one to the mesh.",
+            name=axis,
+        )
+
+
 def model_axis(
     mesh: Mesh, axis: str | None, policy: str = "tensor_parallel", name: str = "model"
 ) -> str:
-    """Returns `axis`, by default the last one; an error names `policy`, and `name` for the axis.
+    """Checks `axis`, by default the last one; an error names `policy`, and `name` for the axis.
 
     Raises:
         MeshError: If the mesh has no such axis.

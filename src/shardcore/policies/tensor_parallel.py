@@ -7,12 +7,11 @@ save memory, but move activations. To do so, edit the plan.
 import attrs
 
 from shardcore.domain.layouts.mesh import Mesh
-from shardcore.policies.layers.attention import attentions
-from shardcore.policies.layers.linear import Bank, Linear, bank_of
-from shardcore.policies.layers.regions import Region, block_regions, graph_heads, graph_regions
+from shardcore.policies.attention import attentions
+from shardcore.policies.linear import Bank, Linear, bank_of
+from shardcore.policies.regions import Region, block_regions, graph_heads, graph_regions
 from shardcore.policies.specs import SMALL, all_replicated, model_axis, saves, sharded
-from shardcore.ports.model import LayerFacts, VariableFacts
-from shardcore.ports.policy import Choice
+from shardcore.ports.policy import Choice, LayerFacts, VariableFacts
 
 Choices = dict[str, Choice]
 
@@ -69,7 +68,7 @@ class _Sharder:
         return own | self._pairs(layer)
 
     def heads(self, model: LayerFacts, chosen: Choices) -> Choices:
-        """Returns the choices for the layers that give the outputs of `model`, and are no rows."""
+        """Shards the layers that give the outputs of `model`, and are no rows."""
         choices: Choices = {}
         for linear in graph_heads(model):
             if any(chosen[linear.path].spec):
@@ -94,7 +93,7 @@ class _Sharder:
         }
 
     def _embedding(self, layer: LayerFacts) -> Choices:
-        """Returns the choices for the table, and for its untied reverse, which makes logits."""
+        """Shards the table, and its untied reverse, which makes logits."""
         name = layer.name
         why = f"rows: a rank looks up its own {name!r} rows, the sum is the output"
         chosen = self._table(layer.variable("embeddings"), 0, why)
@@ -112,7 +111,7 @@ class _Sharder:
         return {table.path: Choice(spec, reason)}
 
     def _pairs(self, layer: LayerFacts) -> Choices:
-        """Returns the choices for regions, those that save most first; they share no layer."""
+        """Shards regions, those that save most first; they share no layer."""
         regions, alone = (block_regions if layer.feeds is None else graph_regions)(layer)
         chosen = _replicated(alone)
         taken: set[str] = set()

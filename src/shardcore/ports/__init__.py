@@ -1,4 +1,4 @@
 """Protocols that adapters and plug-ins implement, and the types that cross them.
 
-A plug-in imports `hookspecs`, `strategy`, `policy`, `model`, `types` and `world`.
+A plug-in imports `hookspecs`, `strategy`, `policy`, `types` and `world`.
 """

@@ -87,7 +87,7 @@ class Program(Protocol):
         """The reason why it is not compiled although that was asked for; else empty."""
 
     def __call__(self, inputs: Sequence[object], *, owned: bool = False) -> Any:
-        """Returns what the step returns for a batch of these plain tensors.
+        """Runs the step on a batch of these plain tensors, and returns what the step returns.
 
         Args:
             inputs: The tensors.
@@ -135,7 +135,7 @@ class StepCapture(Protocol[TensorT_contra]):
         inputs: Sequence[TensorT_contra],
         programs: Sequence[Program],
     ) -> Any:
-        """Returns the result of `step`, which runs eagerly and as one of `programs` would.
+        """Runs `step` eagerly, and checks that one of `programs` would do the same.
 
         Args:
             step: Returns a nest of plain tensors.
@@ -154,7 +154,7 @@ class StepCapture(Protocol[TensorT_contra]):
         compiled: bool = False,
         all_reduces: Sequence[RecordedSum] | None = None,
     ) -> Program:
-        """Returns the program of a step.
+        """Makes a program of two runs that did the same.
 
         Args:
             earlier: An earlier run, or the program of runs with batches of another size.
@@ -170,31 +170,31 @@ class StepCapture(Protocol[TensorT_contra]):
         """
 
     def is_recording(self) -> bool:
-        """Returns whether a step is being recorded."""
+        """Tells whether a step is being recorded."""
 
     def hooks_of(self, module: object) -> list[Any]:
-        """Returns the hooks of a torch module, of its forward and of its backward pass."""
+        """Lists the hooks of a torch module, of its forward and of its backward pass."""
 
     def active_mode(self) -> str:
-        """Returns the name of a mode that this thread is in and that a program would not call.
+        """Names a mode that this thread is in and that a program would not call.
 
         Empty without one.
         """
 
     def hook_registries(self) -> list[dict[int, Any]]:
-        """Returns the dicts of the hooks that all torch modules call."""
+        """The dicts of the hooks that all torch modules call."""
 
     @property
     def metadata_of(self) -> Callable[[Any], tuple[Any, ...]]:
         """Reads what changes of a tensor without an operator: its gradient's flag, its hooks."""
 
     def generator(self, seed: TensorT_contra) -> Any:
-        """Returns a random generator, seeded with the value of the plain tensor `seed`."""
+        """Makes a random generator, seeded with the value of the plain tensor `seed`."""
 
     def drawn(
         self, draw: Callable[..., object], seed: TensorT_contra, operands: dict[str, object]
     ) -> Any:
-        """Returns random values, drawn by one call of the trace.
+        """Draws random values by one call of the trace.
 
         Args:
             draw: Seeds torch's default generator, draws, and restores the generator. It takes
@@ -204,7 +204,7 @@ class StepCapture(Protocol[TensorT_contra]):
         """
 
     def recomputation(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """Returns the contexts of a forward pass that begins now, and of its recomputations.
+        """Makes the contexts of a forward pass that begins now, and of its recomputations.
 
         All draw the same random values. A step is being recorded.
         """

@@ -45,7 +45,7 @@ class Lease(Protocol):
         """
 
     def use(self) -> "Lease":
-        """Returns the lease for one more user; a new one if all have released it."""
+        """Counts one more user of the lease; takes a new one if all have released it."""
 
     def release(self) -> None:
         """Ends one use; after the last one the directory is free."""
@@ -82,7 +82,7 @@ class PendingSave(Protocol):
         """
 
     def cancel(self) -> None:
-        """Gives up: removes the unfinished folder, on the rank that commits."""
+        """Removes the unfinished folder, on the rank that commits."""
 
 
 class Reader(Protocol):
@@ -128,14 +128,14 @@ class CheckpointStore(Protocol):
     """A place for checkpoints: a directory with a folder for each."""
 
     def lease(self, directory: Path) -> Lease:
-        """Returns the lease of a directory, which is made if it is missing.
+        """Takes the lease of a directory, which is made if it is missing.
 
         Raises:
             CheckpointError: If another process has it.
         """
 
     def begin(self, lease: Lease, step: int) -> Path:
-        """Returns a new folder for the files of all ranks. One rank calls it, the others wait."""
+        """Makes a new folder for the files of all ranks. One rank calls it, the others wait."""
 
     def write(
         self, folder: Path, rank: int, contents: Sequence[Content], commit: Commit | None
@@ -150,16 +150,16 @@ class CheckpointStore(Protocol):
         """
 
     def path(self, directory: Path, step: int) -> Path:
-        """Returns the folder of the checkpoint of `step` when it is complete."""
+        """The folder of the checkpoint of `step` when it is complete."""
 
     def latest(self, directory: Path) -> Path | None:
-        """Returns the newest complete checkpoint; logs each newer one that is not complete."""
+        """Finds the newest complete checkpoint; logs each newer one that is not complete."""
 
     def find(self, path: Path) -> Path | None:
-        """Returns `path` if it is a folder with an index, else the newest complete one in it."""
+        """Takes `path` if it is a folder with an index, else the newest complete one in it."""
 
     def index(self, checkpoint: Path) -> Index:
-        """Returns the index of a complete checkpoint.
+        """Reads the index of a complete checkpoint.
 
         Raises:
             CheckpointError: If it is not complete, or its index is damaged.

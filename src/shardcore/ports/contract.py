@@ -21,7 +21,7 @@ METHODS = tuple(
 
 
 def open_strategy(entry: StrategyEntry, world: World) -> Strategy[Any]:
-    """Returns the strategy of `entry`, opened on `world`, after a check of its methods.
+    """Opens the strategy of `entry` on `world`, and checks its methods.
 
     Raises:
         StrategyError: If opening fails, or a method is missing or takes other arguments.
@@ -34,7 +34,7 @@ def open_strategy(entry: StrategyEntry, world: World) -> Strategy[Any]:
 
 
 def storage_layout(entry: StrategyEntry, strategy: Strategy[Any], variable: NewVariable) -> Layout:
-    """Returns the storage layout that the strategy chooses for `variable`.
+    """Asks the strategy for the storage layout of `variable`, and checks it.
 
     Raises:
         StrategyError: If it chooses none that fits, or fails.
@@ -65,7 +65,7 @@ def create_tensor(
     variable: NewVariable,
     position: int,
 ) -> TensorT:
-    """Returns the strategy's tensor for the value of `variable`, at `position` in the mesh.
+    """Has the strategy create the value of `variable`, and checks its global and local shape.
 
     Raises:
         StrategyError: If its global or local shape differs from that of the variable, or the
@@ -100,7 +100,7 @@ def join_parts(
     layout: Layout,
     shape: tuple[int, ...],
 ) -> TensorT:
-    """Returns the tensor of global shape `shape` that the strategy makes of the ranks' parts.
+    """Has the strategy make one tensor of the ranks' parts, and checks its global shape.
 
     Raises:
         StrategyError: If it has another shape, or the strategy fails.

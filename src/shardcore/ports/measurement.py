@@ -1,6 +1,6 @@
 """The watch over a step: the layer, redistribution and reduction that a thread runs, and tracers.
 
-`adapters.measurement` provides the tracers, of a step that runs on tensors without values.
+`adapters.cost` provides the tracers, of a step that runs on tensors without values (ADR 39).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,7 +54,7 @@ class Scope(Generic[_T]):
             self._variable.reset(before)
 
     def now(self) -> _T:
-        """Returns the value of the innermost `with`; outside of all the default."""
+        """The value of the innermost `with`; outside of all the default."""
         return self._variable.get()
 
 
@@ -74,10 +74,10 @@ class CollectiveTracer(Protocol):
     """A tracer, which gets the collectives of this thread, each before it is started."""
 
     def tracing(self) -> AbstractContextManager[None]:
-        """Returns a scope in which collectives are traced."""
+        """Opens a scope in which collectives are traced."""
 
     def layer(self, layer: str) -> AbstractContextManager[None]:
-        """Returns the scope of a call of the layer at the path `layer`, with its backward pass."""
+        """Opens the scope of a call of the layer at the path `layer`, with its backward pass."""
 
 
 # Makes a tracer that calls the first argument; the second has the variables, tensors by path.
@@ -104,7 +104,7 @@ class MemoryTracer(Protocol[TensorT_contra]):
         """
 
     def allocations(self) -> Sequence[Allocation]:
-        """Returns all that was noted."""
+        """Lists all that was noted."""
 
 
 class EventTracer(MemoryTracer[TensorT_contra], Protocol[TensorT_contra]):
@@ -123,4 +123,4 @@ class EventTracer(MemoryTracer[TensorT_contra], Protocol[TensorT_contra]):
         """Notes a collective, before it is started."""
 
     def events(self, mesh: Mesh, stored: Mapping[int, Stored]) -> TracedStep:
-        """Returns the step; `stored` has the tensors of variables by their allocations."""
+        """Collects the step; `stored` has the tensors of variables by their allocations."""

@@ -1,11 +1,105 @@
-"""The contract of policies, which choose the layout of each variable and output of a model."""
+"""The contract of policies: the facts of a model that they get, and the layouts that they choose.
 
-from collections.abc import Callable, Mapping
+The facts are the layers of the model, their variables, and their connections.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import attrs
 
 from shardcore.domain.layouts.spec import DimSpec
-from shardcore.ports import entries
+from shardcore.domain.layouts.variable_size import VariableSize
+from shardcore.ports import types
+
+
+@attrs.frozen
+class VariableFacts(VariableSize):
+    """One variable.
+
+    Args:
+        path: Its path, such as "block_0/dense/kernel".
+        shape: Its global shape.
+        itemsize: The bytes of one element.
+        trainable: Whether it is trained.
+    """
+
+    trainable: bool = True
+
+
+@attrs.frozen
+class LayerFacts:
+    """One layer, or one operation of a functional model, with everything below it.
+
+    Args:
+        name: Its name, which no sibling has.
+        kinds: The names of its class and of the classes that it derives from, its own first.
+        config: Facts of its configuration, if it has them: `activation` (a name), `axis`
+            (counted from the end), `data_format`, `groups`, `equation`, `num_heads`.
+        variables: Its own variables, without the states of seed generators. A shared variable is in
+            the first layer only.
+        children: The layers that it holds, in the order of definition, or the operations of a
+            functional model, inputs first.
+        feeds: Pairs of names: the first child's output is an input of the second. None if
+            Keras does not know: only functional and sequential models have a graph.
+        outputs: The children whose outputs are outputs of this layer, if `feeds` is known.
+        path: Its path, such as "block_0/dense", the name of an input; empty for an operation, whose
+            output no rule names.
+        input_shape: The shape of its input when it was built, the batch first, with None for
+            open sizes. None if it has several inputs, or Keras does not know.
+        runs: The names of equal children in a row, each fed by the one before, if `feeds` is known.
+
+    Example:
+        >>> kernel = VariableFacts("model/hidden/kernel", (4, 8))
+        >>> hidden = LayerFacts("hidden", ("Dense",), {"activation": "relu"}, (kernel,))
+        >>> model = LayerFacts("model", ("Sequential",), children=(hidden,), feeds=())
+        >>> [layer.name for layer in model.layers()], model.all_variables() == (kernel,)
+        (['model', 'hidden'], True)
+    """
+
+    name: str
+    kinds: tuple[str, ...]
+    config: Mapping[str, Any] = attrs.field(factory=dict)
+    variables: tuple[VariableFacts, ...] = ()
+    children: tuple["LayerFacts", ...] = ()
+    feeds: tuple[tuple[str, str], ...] | None = None
+    outputs: tuple[str, ...] = ()
+    path: str = ""
+    input_shape: tuple[int | None, ...] | None = None
+    runs: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def output_path(self) -> str:
+        """The path to which a rule for its output applies; empty if no rule can."""
+        return self.path and f"{self.path}/output"
+
+    @property
+    def kind(self) -> str:
+        """The name of its class."""
+        return self.kinds[0]
+
+    def is_a(self, *kinds: str) -> bool:
+        """Tells whether its class is one of `kinds`, or derives from one."""
+        return not set(kinds).isdisjoint(self.kinds)
+
+    def variable(self, name: str) -> VariableFacts | None:
+        """Looks up its own variable of that name, None without one."""
+        return next((variable for variable in self.variables if variable.name == name), None)
+
+    def child(self, name: str) -> "LayerFacts | None":
+        """Looks up the child of that name, None without one."""
+        return next((child for child in self.children if child.name == name), None)
+
+    def layers(self) -> Iterator["LayerFacts"]:
+        """Yields itself and all layers below it, parents first."""
+        yield self
+        for child in self.children:
+            yield from child.layers()
+
+    def all_variables(self) -> tuple[VariableFacts, ...]:
+        """The variables of all its layers, parents first."""
+        return tuple(variable for layer in self.layers() for variable in layer.variables)
+
 
 # The version of the contract of policies that this release has.
 CONTRACT = 1
@@ -64,11 +158,11 @@ class PolicyEntry:
     package: str = ""
 
     def __attrs_post_init__(self) -> None:
-        entries.check(
+        types.check(
             self,
-            name=entries.NAME,
-            summary=entries.TEXT,
-            plan=entries.FUNCTION,
-            batch_ndim=entries.COUNT,
-            contract=entries.INT,
+            name=types.NAME,
+            summary=types.TEXT,
+            plan=types.FUNCTION,
+            batch_ndim=types.COUNT,
+            contract=types.INT,
         )

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import attrs
 
 from shardcore.domain.layouts.layout import Layout
-from shardcore.ports import entries
+from shardcore.ports import types
 from shardcore.ports.types import TensorT
 
 # The version of the contract of strategies that this release has.
@@ -50,16 +50,16 @@ class Tensors(Protocol[TensorT]):
         """
 
     def full_tensor(self, tensor: TensorT) -> TensorT:
-        """Returns the full tensor, plain and detached. A collective: all ranks call it."""
+        """Gathers the full tensor, plain and detached. A collective: all ranks call it."""
 
     def to_local(self, tensor: TensorT) -> TensorT:
-        """Returns the local shard, a plain tensor that shares the memory of `tensor`."""
+        """The local shard, a plain tensor that shares the memory of `tensor`."""
 
     def owns(self, tensor: TensorT) -> bool:
-        """Returns whether `tensor` is sharded by this strategy over its mesh; else it is plain."""
+        """Tells whether `tensor` is sharded by this strategy over its mesh; else it is plain."""
 
     def layout(self, tensor: TensorT) -> Layout | None:
-        """Returns the layout of `tensor`, or None if it is plain.
+        """The layout of `tensor`, or None if it is plain.
 
         Raises:
             LayoutError: If no `Layout` describes how it is sharded.
@@ -68,7 +68,7 @@ class Tensors(Protocol[TensorT]):
     def implicit_replication(
         self, forbid_collectives: bool = False
     ) -> AbstractContextManager[None]:
-        """Returns a scope of this thread, in which operators take plain and sharded tensors alike.
+        """Opens a scope of this thread, in which operators take plain and sharded tensors alike.
 
         Args:
             forbid_collectives: Whether a collective raises, as on a thread that set no distribution
@@ -80,16 +80,16 @@ class ShardedTensors(Tensors[TensorT], Protocol[TensorT]):
     """A library of sharded tensors: operators on them compute with their layouts."""
 
     def shard(self, value: TensorT, layout: Layout) -> TensorT:
-        """Returns `value`, a full tensor on every rank, in `layout`. Starts no collective."""
+        """Takes the shards of `value`, a full tensor on every rank. Starts no collective."""
 
     def mark_weight(self, tensor: TensorT) -> TensorT:
-        """Returns `tensor`, marked as the value of a variable."""
+        """Marks `tensor` as the value of a variable, and returns it."""
 
     def redistribute(self, tensor: TensorT, layout: Layout) -> TensorT:
-        """Returns `tensor` in `layout`. Its gradient gets the layout that `tensor` had."""
+        """Redistributes `tensor` to `layout`. Its gradient gets the layout that `tensor` had."""
 
     def reduce_partial(self, tensor: TensorT) -> TensorT:
-        """Returns `tensor` with its partial sums reduced; so are those of its gradient."""
+        """Reduces the partial sums of `tensor`; so are those of its gradient."""
 
     def copy_into(self, stored: TensorT, value: TensorT) -> None:
         """Overwrites `stored` in place and in its layout with the values of `value`."""
@@ -119,14 +119,15 @@ class Strategy(Tensors[TensorT], Protocol[TensorT]):
     """
 
     def storage(self, variable: NewVariable) -> Layout:
-        """Returns the storage layout of a new variable, as a rule `variable.layout`.
+        """Chooses the storage layout of a new variable, as a rule `variable.layout`.
 
         It is called before `create`, for every variable whose layout the distribution gives, and
-        returns the same on all ranks. It may shard the variables of an optimizer further.
+        returns the same on all ranks. It may shard the variables of an optimizer further,
+        as ZeRO-1 does (ADR 14).
         """
 
     def create(self, value: TensorT, storage: Layout, variable: NewVariable) -> TensorT:
-        """Returns the value of a new variable, in its storage layout. Starts no collective.
+        """Makes the value of a new variable, in its storage layout. Starts no collective.
 
         Args:
             value: The initial value, equal on all ranks: a plain tensor, which is freed
@@ -146,7 +147,7 @@ class Strategy(Tensors[TensorT], Protocol[TensorT]):
         """Overwrites a variable's value in place with `value`, plain or in any layout."""
 
     def redistribute(self, tensor: TensorT, layout: Layout | None) -> TensorT:
-        """Returns a layer's output in `layout`; without one, with its partial sums reduced."""
+        """Redistributes a layer's output to `layout`; without one, reduces its partial sums."""
 
 
 @attrs.frozen
@@ -186,13 +187,13 @@ class StrategyEntry:
     package: str = ""
 
     def __attrs_post_init__(self) -> None:
-        entries.check(
+        types.check(
             self,
-            name=entries.NAME,
-            summary=entries.TEXT,
-            open=entries.FUNCTION,
-            why_unavailable=entries.FUNCTION,
-            preference=entries.INT_OR_NONE,
-            serves_one_device=entries.BOOL,
-            contract=entries.INT,
+            name=types.NAME,
+            summary=types.TEXT,
+            open=types.FUNCTION,
+            why_unavailable=types.FUNCTION,
+            preference=types.INT_OR_NONE,
+            serves_one_device=types.BOOL,
+            contract=types.INT,
         )

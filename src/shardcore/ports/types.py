@@ -1,9 +1,16 @@
-"""Types of what crosses a port or the public API. They name no class of torch or Keras."""
+"""Types of what crosses a port or the public API, and the check of the entries of plug-ins.
 
-from collections.abc import Iterable, Mapping, Sequence
+They name no class of torch or Keras.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, Self, TypeVar
 
+import attrs
+
+from shardcore.domain.errors import PluginError
 from shardcore.domain.layouts.mesh import Mesh
 from shardcore.domain.layouts.spec import DimSpec
 
@@ -20,7 +27,7 @@ class Tensor(Array, Protocol):
     """A `torch.Tensor`, plain or sharded."""
 
     def detach(self) -> Self:
-        """Returns the same values without their autograd graph."""
+        """The same values without their autograd graph."""
 
     def copy_(self, value: Self, /) -> Self:
         """Overwrites the values in place."""
@@ -88,7 +95,7 @@ class TorchModule(Protocol):
     """A `torch.nn.Module`."""
 
     def named_parameters(self) -> Iterable[tuple[str, object]]:
-        """Returns the parameters by name, such as "encoder.0.weight"."""
+        """The parameters by name, such as "encoder.0.weight"."""
 
 
 TorchModuleT = TypeVar("TorchModuleT", bound=TorchModule)
@@ -115,3 +122,39 @@ class OpenUpdateOnDevice(Protocol[PredicateT_contra]):
 
     def __call__(self) -> AbstractContextManager[UpdateOnDevice[PredicateT_contra]]:
         """Opens an update, in which torch takes no factor from a tensor as a number either."""
+
+
+@attrs.frozen
+class Kind:
+    """The values that a field may have.
+
+    Args:
+        expected: They in words, for the error.
+        holds: Returns whether a value is one of them.
+    """
+
+    expected: str
+    holds: Callable[[object], bool]
+
+
+TEXT = Kind("str", lambda value: isinstance(value, str))
+BOOL = Kind("bool", lambda value: isinstance(value, bool))
+INT = Kind("int", lambda value: type(value) is int)
+COUNT = Kind("an int of 1 or more", lambda value: type(value) is int and value >= 1)
+INT_OR_NONE = Kind("int or None", lambda value: value is None or type(value) is int)
+FUNCTION = Kind("a function", callable)
+NAME = Kind(
+    "small letters, digits, - and _, a letter first",
+    lambda value: isinstance(value, str) and re.fullmatch(r"[a-z][a-z0-9_-]*", value) is not None,
+)
+
+
+def check(entry: object, **kinds: Kind) -> None:
+    """Raises a PluginError for the first field of `entry` that is of another kind."""
+    for field, kind in kinds.items():
+        value = getattr(entry, field)
+        if not kind.holds(value):
+            raise PluginError(
+                f"{type(entry).__name__}({field}=...): expected {kind.expected}, got {value!r}",
+                got=repr(value),
+            )

@@ -55,7 +55,7 @@ class World:
         return self.processes.index(self.process)
 
     def peers(self, axis: str, position: int | None = None) -> tuple[int, ...]:
-        """Returns the positions along `axis`, in the order of their process group: by process.
+        """Lists the positions along `axis`, in the order of their process group: by process.
 
         They are the peers of the process at `position`, by default of this one.
 
@@ -100,7 +100,7 @@ class Processes(Protocol):
         """The type of the device that holds the tensors: "cpu", "cuda", "mps" or "xpu"."""
 
     def gather(self, fact: _Fact, what: str = "a comparison of values") -> list[_Fact]:
-        """Returns the `fact` of every process, in rank order. All call it, on the main thread.
+        """Collects the `fact` of every process, in rank order. All call it, on the main thread.
 
         Args:
             fact: It can be pickled.

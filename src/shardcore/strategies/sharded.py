@@ -31,11 +31,11 @@ class ShardedStrategy(Generic[TensorT]):
     tensors: ShardedTensors[TensorT]
 
     def storage(self, variable: NewVariable) -> Layout:
-        """Returns the layout that the distribution gives."""
+        """The layout that the distribution gives."""
         return variable.layout
 
     def create(self, value: TensorT, storage: Layout, variable: NewVariable) -> TensorT:
-        """Returns `value`, sharded, and marked as the value of a variable."""
+        """Shards `value`, and marks it as the value of a variable."""
         return self.tensors.mark_weight(self.tensors.shard(value, storage))
 
     def redistribute_gradients(self, stored: TensorT, storage: Layout) -> None:
@@ -47,11 +47,11 @@ class ShardedStrategy(Generic[TensorT]):
         self.tensors.copy_into(stored, value)
 
     def from_local(self, part: TensorT, layout: Layout, shape: tuple[int, ...]) -> TensorT:
-        """Returns the sharded tensor of which each rank has one part, without communication."""
+        """Joins the parts of all ranks without communication."""
         return self.tensors.from_local(part, layout, shape)
 
     def redistribute(self, tensor: TensorT, layout: Layout | None) -> TensorT:
-        """Returns `tensor` in the layout that a rule names, else with partial sums reduced."""
+        """Redistributes to the layout that a rule names, else reduces partial sums."""
         if layout is None:
             return self.tensors.reduce_partial(tensor)
         if self.tensors.owns(tensor):
@@ -59,23 +59,23 @@ class ShardedStrategy(Generic[TensorT]):
         return self.tensors.shard(tensor, layout)
 
     def full_tensor(self, tensor: TensorT) -> TensorT:
-        """Returns the full tensor on every rank."""
+        """Gathers the full tensor on every rank: a collective."""
         return self.tensors.full_tensor(tensor)
 
     def to_local(self, tensor: TensorT) -> TensorT:
-        """Returns the local shard."""
+        """The local shard, which shares memory."""
         return self.tensors.to_local(tensor)
 
     def owns(self, tensor: TensorT) -> bool:
-        """Returns whether `tensor` is sharded over this mesh."""
+        """Tells whether `tensor` is sharded over this mesh."""
         return self.tensors.owns(tensor)
 
     def layout(self, tensor: TensorT) -> Layout | None:
-        """Returns the layout of `tensor`, or None if it is plain."""
+        """The layout of `tensor`, or None if it is plain."""
         return self.tensors.layout(tensor)
 
     def implicit_replication(
         self, forbid_collectives: bool = False
     ) -> AbstractContextManager[None]:
-        """Returns the scope in which plain tensors count as replicated."""
+        """Opens the scope in which plain tensors count as replicated."""
         return self.tensors.implicit_replication(forbid_collectives)

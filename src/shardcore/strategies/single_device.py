@@ -40,11 +40,11 @@ class SingleDeviceStrategy(Generic[TensorT]):
             )
 
     def storage(self, variable: NewVariable) -> Layout:
-        """Returns the layout that the distribution gives."""
+        """The layout that the distribution gives."""
         return variable.layout
 
     def create(self, value: TensorT, storage: Layout, variable: NewVariable) -> TensorT:
-        """Returns the value itself."""
+        """The value itself: its only shard."""
         return value
 
     def redistribute_gradients(self, stored: TensorT, storage: Layout) -> None:
@@ -55,31 +55,31 @@ class SingleDeviceStrategy(Generic[TensorT]):
         stored.copy_(value)
 
     def from_local(self, part: TensorT, layout: Layout, shape: tuple[int, ...]) -> TensorT:
-        """Returns `part`, which is the full tensor."""
+        """The part itself, which is the full tensor."""
         return part
 
     def redistribute(self, tensor: TensorT, layout: Layout | None) -> TensorT:
-        """Returns `tensor` itself."""
+        """The tensor itself: one device has nothing to move."""
         return tensor
 
     def full_tensor(self, tensor: TensorT) -> TensorT:
-        """Returns the tensor itself, detached."""
+        """The tensor itself, detached."""
         return tensor.detach()
 
     def to_local(self, tensor: TensorT) -> TensorT:
-        """Returns the tensor itself."""
+        """The tensor itself, which is its only shard."""
         return tensor
 
     def owns(self, tensor: TensorT) -> bool:
-        """Returns False: every tensor is plain."""
+        """False: every tensor is plain."""
         return False
 
     def layout(self, tensor: TensorT) -> Layout | None:
-        """Returns None: every tensor is plain."""
+        """None: every tensor is plain."""
         return None
 
     def implicit_replication(
         self, forbid_collectives: bool = False
     ) -> AbstractContextManager[None]:
-        """Returns a scope that changes nothing."""
+        """Opens a scope that changes nothing."""
         return nullcontext()

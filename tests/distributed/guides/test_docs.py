@@ -52,8 +52,8 @@ RUN_ELSEWHERE = {
     "how-to/plugins.md": "below",
     "how-to/policies.md": "test_plan_shown.py",
     "how-to/torch-modules.md": "test_parallelize.py",
-    "reference/rules.md": "tests/unit/domain/layouts/paths/test_path_rules.py",
-    "reference/transitions.md": "tests/unit/domain/engine/redistribution/test_transitions.py",
+    "reference/rules.md": "tests/unit/domain/layouts/test_path_rules.py",
+    "reference/transitions.md": "tests/unit/domain/engine/test_transitions.py",
 }
 PAGES = sorted(
     name

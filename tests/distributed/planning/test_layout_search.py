@@ -14,7 +14,7 @@ from shardcore.bootstrap.cost.repeats import Repeats, trace_steps
 from shardcore.bootstrap.cost.traces import TraceRequest
 from shardcore.domain.layouts.mesh import Mesh
 from shardcore.policies.candidates import Candidate
-from shardcore.policies.layers.regions import layer_groups
+from shardcore.policies.regions import layer_groups
 from shardcore.testing import run_ranks
 from tests.distributed.planning.traced_models import (
     BATCHES,

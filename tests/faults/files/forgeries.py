@@ -12,8 +12,8 @@ from copy import deepcopy
 import numpy as np
 
 from shardcore.adapters.checkpoints import folders, safetensors
+from shardcore.domain.checkpoints.file_format import header_of
 from shardcore.domain.checkpoints.grid import Grid
-from shardcore.domain.checkpoints.header import header_of
 from shardcore.domain.checkpoints.index import Index, StoredVariable
 
 FILES = ("rank-00000.safetensors", "rank-00001.safetensors")

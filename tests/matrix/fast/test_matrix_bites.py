@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from shardcore.adapters.engine.operators import PLANNERS
-from shardcore.domain.engine.planner.call import PlacedTensor
-from shardcore.domain.engine.planner.choice import choose
+from shardcore.domain.engine.call import PlacedTensor
+from shardcore.domain.engine.choice import choose
 from shardcore.domain.engine.rules import layers
 from tests.matrix import placing
 from tests.matrix.cases.layers import LAYERS, case, reals

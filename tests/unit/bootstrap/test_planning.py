@@ -5,7 +5,7 @@ import pytest
 from shardcore.bootstrap import planning, plugins
 from shardcore.domain.errors import PolicyError
 from shardcore.domain.layouts.mesh import Mesh
-from shardcore.ports.model import LayerFacts, VariableFacts
+from shardcore.ports.policy import LayerFacts, VariableFacts
 from tests.plugins.packages import write_package
 
 MESH = Mesh((2, 2), ("data", "model"))

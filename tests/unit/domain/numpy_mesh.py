@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from shardcore.domain.engine.redistribution.plan import Step
+from shardcore.domain.engine.redistribution import Step
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.mesh import Mesh
 from shardcore.domain.layouts.placements import segments_of

@@ -5,10 +5,9 @@ from collections.abc import Mapping
 
 import attrs
 
-from shardcore.policies.layers.linear import as_linear
-from shardcore.policies.layers.regions import Graph
-from shardcore.ports.model import LayerFacts, VariableFacts
-from shardcore.ports.policy import Choice
+from shardcore.policies.linear import as_linear
+from shardcore.policies.regions import Graph
+from shardcore.ports.policy import Choice, LayerFacts, VariableFacts
 
 CHANNELWISE = ("ReLU", "BatchNormalization", "Add")
 

@@ -5,7 +5,8 @@ import pytest
 
 from shardcore.domain.errors import PolicyError
 from shardcore.domain.layouts.mesh import Mesh
-from shardcore.policies import context_parallel, data_parallel, fully_sharded, tensor_parallel
+from shardcore.policies import context_parallel, data_parallel, tensor_parallel
+from shardcore.policies.data_parallel import plan_fully_sharded
 from tests.unit.policies.facts import attention, chain, dense, layer, norm, on_tokens, plain
 
 MESH = Mesh((2, 4), ("data", "seq"))
@@ -69,7 +70,7 @@ def test_variables_are_replicated_or_sharded_over_an_axis():
         path: each.spec for path, each in data_parallel.plan(DECODER, MESH).items()
     }
     sharded = context_parallel.plan(DECODER, MESH, shard="seq", small=0)
-    expected = fully_sharded.plan(DECODER, MESH, axis="seq", small=0)
+    expected = plan_fully_sharded(DECODER, MESH, axis="seq", small=0)
     assert {path: sharded[path] for path in expected} == expected
     assert any("seq" in each.spec for each in expected.values())
 

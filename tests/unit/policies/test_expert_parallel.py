@@ -4,7 +4,8 @@ import pytest
 
 from shardcore.domain.errors import MeshError, PolicyError
 from shardcore.domain.layouts.mesh import Mesh
-from shardcore.policies import data_parallel, expert_parallel, fully_sharded
+from shardcore.policies import data_parallel, expert_parallel
+from shardcore.policies.data_parallel import plan_fully_sharded
 from tests.unit.policies.facts import block, dense, layer
 
 ROWS = Mesh((4,), ("data",))
@@ -53,7 +54,7 @@ def test_experts_are_sharded_over_an_axis_of_the_batch_and_the_rest_is_replicate
 
 
 def test_other_variables_may_be_sharded():
-    by_data = fully_sharded.plan(moe(), GROUPS, axis="data", small=0)
+    by_data = plan_fully_sharded(moe(), GROUPS, axis="data", small=0)
     found = expert_parallel.plan(moe(), GROUPS, shard="data", small=0)
     for path, choice in found.items():
         assert choice.spec == over("expert").get(path, by_data[path].spec)

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from shardcore.domain.errors import MeshError
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.mesh import Mesh
-from shardcore.policies import data_parallel, fully_sharded
+from shardcore.policies import data_parallel
+from shardcore.policies.data_parallel import plan_fully_sharded
 from shardcore.policies.specs import SMALL
-from shardcore.ports.model import LayerFacts, VariableFacts
+from shardcore.ports.policy import LayerFacts, VariableFacts
 
 MESH = Mesh((4, 2), ("data", "model"))
 shapes = st.lists(st.integers(0, 40), max_size=4).map(tuple)
@@ -23,7 +24,7 @@ def holding(*shapes, itemsize=4):
 
 
 def spec(shape, mesh=MESH, **options):
-    return fully_sharded.plan(holding(shape), mesh, **{"small": 0, **options})["v_0"].spec
+    return plan_fully_sharded(holding(shape), mesh, **{"small": 0, **options})["v_0"].spec
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,7 @@ def test_the_dim(shape, expected):
 @given(shapes, st.integers(1, 6), st.integers(0, 3000), st.sampled_from([1, 2, 4]))
 def test_every_element_is_somewhere_once_and_every_rank_is_spared(shape, ranks, small, itemsize):
     mesh = Mesh((ranks, 2), ("data", "model"))
-    chosen = fully_sharded.plan(holding(shape, itemsize=itemsize), mesh, small=small)["v_0"].spec
+    chosen = plan_fully_sharded(holding(shape, itemsize=itemsize), mesh, small=small)["v_0"].spec
     layout = Layout(mesh, chosen)
     parts = [prod(layout.local_shape(shape, rank)) for rank in range(0, mesh.size, 2)]
     if not any(chosen):
@@ -61,7 +62,7 @@ def test_every_element_is_somewhere_once_and_every_rank_is_spared(shape, ranks, 
 
 def test_small_variables_are_replicated_by_default_with_a_reason():
     kernel, bias = (512, 512), (512,)
-    chosen = fully_sharded.plan(holding(kernel, bias), MESH)
+    chosen = plan_fully_sharded(holding(kernel, bias), MESH)
     assert chosen["v_0"].spec == ("data", None)
     assert chosen["v_1"].spec == (None,)
     assert chosen["v_1"].reason == "replicated: sharding would save 1536 bytes only"
@@ -73,7 +74,7 @@ def test_small_variables_are_replicated_by_default_with_a_reason():
 
 
 def test_the_reason_names_an_uneven_sharding():
-    chosen = fully_sharded.plan(holding((30, 9)), MESH, small=0)
+    chosen = plan_fully_sharded(holding((30, 9)), MESH, small=0)
     assert chosen["v_0"].reason == "dim 0 sharded, unevenly"
 
 
@@ -92,5 +93,5 @@ def test_data_parallel_shards_nothing(several):
 
 
 def test_an_axis_of_one_rank_is_the_reason_to_replicate():
-    chosen = fully_sharded.plan(holding((512, 512)), Mesh((1, 2), ("data", "model")))
+    chosen = plan_fully_sharded(holding((512, 512)), Mesh((1, 2), ("data", "model")))
     assert chosen["v_0"].reason == "replicated: axis 'data' has one rank"

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from shardcore.domain.errors import PolicyError
 from shardcore.domain.layouts.mesh import Mesh
 from shardcore.domain.layouts.spec import entry_axes
-from shardcore.policies import fully_sharded, hybrid_sharded, tensor_parallel
-from shardcore.ports.model import LayerFacts, VariableFacts
+from shardcore.policies import tensor_parallel
+from shardcore.policies.data_parallel import plan_fully_sharded, plan_hybrid_sharded
+from shardcore.ports.policy import LayerFacts, VariableFacts
 
 MESH = Mesh((2, 4, 2), ("replica", "shard", "model"))
 
@@ -28,7 +29,7 @@ def mlp(width=64):
 
 
 def specs(model, mesh, **options):
-    return {k: c.spec for k, c in hybrid_sharded.plan(model, mesh, small=0, **options).items()}
+    return {k: c.spec for k, c in plan_hybrid_sharded(model, mesh, small=0, **options).items()}
 
 
 def test_kernels_are_sharded_over_both_axes_and_biases_over_one():
@@ -43,8 +44,8 @@ def test_kernels_are_sharded_over_both_axes_and_biases_over_one():
 @given(st.integers(1, 40))
 def test_without_a_model_axis_it_is_fully_sharded_over_its_axis(width):
     mesh = Mesh((2, 4), ("replica", "shard"))
-    chosen = hybrid_sharded.plan(mlp(width), mesh, small=0)
-    assert chosen == fully_sharded.plan(mlp(width), mesh, axis="shard", small=0)
+    chosen = plan_hybrid_sharded(mlp(width), mesh, small=0)
+    assert chosen == plan_fully_sharded(mlp(width), mesh, axis="shard", small=0)
 
 
 @given(st.integers(1, 40))
@@ -57,7 +58,7 @@ def test_the_model_axis_shards_what_tensor_parallel_shards(width):
 
 
 def test_the_reason_has_both():
-    chosen = hybrid_sharded.plan(mlp(), MESH, small=0)
+    chosen = plan_hybrid_sharded(mlp(), MESH, small=0)
     reason = "columns: down sums up (by graph); dim 0 sharded"
     assert chosen["up/kernel"].reason == reason
     assert chosen["down/bias"].reason == "dim 0 sharded"
@@ -66,4 +67,4 @@ def test_the_reason_has_both():
 @pytest.mark.parametrize(("mesh", "shard"), [(Mesh((4,), ("data",)), None), (MESH, "replica")])
 def test_an_axis_of_replicas_is_needed(mesh, shard):
     with pytest.raises(PolicyError, match="needs an axis of replicas and behind it one of shards"):
-        hybrid_sharded.plan(mlp(), mesh, shard=shard)
+        plan_hybrid_sharded(mlp(), mesh, shard=shard)

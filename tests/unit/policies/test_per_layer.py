@@ -6,9 +6,10 @@ import pytest
 
 from shardcore.domain.errors import PolicyError
 from shardcore.domain.layouts.mesh import Mesh
-from shardcore.policies import hybrid_sharded, per_layer
-from shardcore.policies.layers.regions import layer_groups
-from shardcore.ports.model import LayerFacts, VariableFacts
+from shardcore.policies import per_layer
+from shardcore.policies.data_parallel import plan_hybrid_sharded
+from shardcore.policies.regions import layer_groups
+from shardcore.ports.policy import LayerFacts, VariableFacts
 
 MESH = Mesh((2, 4, 2), ("replica", "shard", "model"))
 
@@ -46,7 +47,7 @@ def test_each_layer_has_the_layout_of_its_policy():
         "last/kernel": ("shard", None),
     }
     all_hybrid = specs(chain(), otherwise="hybrid_sharded")
-    expected = hybrid_sharded.plan(chain(), MESH, small=0)
+    expected = plan_hybrid_sharded(chain(), MESH, small=0)
     assert all_hybrid == {path: each.spec for path, each in expected.items()}
 
 

@@ -6,10 +6,9 @@ from hypothesis import strategies as st
 
 from shardcore.domain.errors import PolicyError
 from shardcore.domain.layouts.mesh import Mesh
-from shardcore.domain.layouts.paths.rules import PathRules
+from shardcore.domain.layouts.path_rules import PathRules
 from shardcore.policies.rules import complete, rules
-from shardcore.ports.model import LayerFacts, VariableFacts
-from shardcore.ports.policy import Choice
+from shardcore.ports.policy import Choice, LayerFacts, VariableFacts
 
 MESH = Mesh((2, 2), ("data", "model"))
 SHARDED, REPLICATED = Choice(("model",), "sharded"), Choice((None,), "replicated")

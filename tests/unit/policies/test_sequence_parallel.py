@@ -7,7 +7,7 @@ import pytest
 from shardcore.domain.errors import PolicyError
 from shardcore.domain.layouts.mesh import Mesh
 from shardcore.policies import sequence_parallel, tensor_parallel
-from shardcore.ports.model import LayerFacts
+from shardcore.ports.policy import LayerFacts
 from tests.unit.policies.facts import (
     attention,
     block,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from shardcore.domain.errors import PolicyError
 from shardcore.domain.layouts.mesh import Mesh
-from shardcore.ports.model import LayerFacts
+from shardcore.ports.policy import LayerFacts
 from tests.unit.policies.facts import (
     attention,
     block,

@@ -4,7 +4,7 @@ import attrs
 import pytest
 from hypothesis import given
 
-from shardcore.ports.model import LayerFacts
+from shardcore.ports.policy import LayerFacts
 from tests.unit.policies.facts import (
     assert_flows,
     attention,

@@ -7,8 +7,8 @@ import pytest
 
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.layouts.mesh import Mesh
-from shardcore.domain.layouts.paths.rules import PathRules
-from shardcore.ports.model import VariableFacts
+from shardcore.domain.layouts.path_rules import PathRules
+from shardcore.ports.policy import VariableFacts
 from shardcore.reporting.cost.plan import plan_report
 
 MESH = Mesh((2, 4), ("data", "model"))

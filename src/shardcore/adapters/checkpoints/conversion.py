@@ -20,8 +20,8 @@ import numpy as np
 from shardcore.adapters.checkpoints import folders, safetensors
 from shardcore.adapters.checkpoints.conversion_sources import Source, Variable, open_source
 from shardcore.adapters.checkpoints.lease import acquire
+from shardcore.domain.checkpoints.file_format import header_of
 from shardcore.domain.checkpoints.grid import Grid
-from shardcore.domain.checkpoints.header import header_of
 from shardcore.domain.checkpoints.index import Index, StoredFile, StoredVariable
 from shardcore.domain.errors import CheckpointError
 

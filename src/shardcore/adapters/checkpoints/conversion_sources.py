@@ -12,9 +12,10 @@ import numpy as np
 
 from shardcore.adapters.checkpoints import folders, safetensors
 from shardcore.adapters.checkpoints.store import FolderStore
-from shardcore.domain.checkpoints import bounds
+from shardcore.domain.checkpoints import file_format
+from shardcore.domain.checkpoints.file_format import DTYPES
 from shardcore.domain.checkpoints.grid import Box
-from shardcore.domain.checkpoints.index import DTYPES, StoredVariable
+from shardcore.domain.checkpoints.index import StoredVariable
 from shardcore.domain.errors import CheckpointError
 from shardcore.ports.checkpoints import Reader
 
@@ -160,8 +161,8 @@ def _keras_weights(path: Path, stack: ExitStack) -> Source:
 def _file_names(path: Path) -> list[str]:
     """Reads the names of the files from the weight map of a .weights.json."""
     try:
-        content: Any = bounds.parse_json(
-            folders.read(path, bounds.HEADER_BYTES), bounds.HEADER_BYTES
+        content: Any = file_format.parse_json(
+            folders.read(path, file_format.HEADER_BYTES), file_format.HEADER_BYTES
         )
         file_names = content["weight_map"].values()
         names = {
@@ -188,7 +189,7 @@ def _file_names(path: Path) -> list[str]:
 def _datasets(group: Any, seen: set[int], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yields the datasets below a group. Links to other files are refused, and second ones."""
     address = h5py.h5o.get_info(group.id).addr
-    if address in seen or prefix.count("/") > bounds.NESTING:
+    if address in seen or prefix.count("/") > file_format.NESTING:
         raise CheckpointError(
             f"{prefix[:80]!r} is linked twice, or nested too deep.", name=prefix[:80]
         )
@@ -233,7 +234,7 @@ def _group_of(name: str) -> str:
 
 
 def _refuse_twice(names: list[str], path: Path) -> None:
-    twice = bounds.first_repeated(names)
+    twice = file_format.first_repeated(names)
     if twice is not None:
         raise CheckpointError(
             f"Expected each variable once in {str(path)!r}, but {twice!r} is there twice: remove "

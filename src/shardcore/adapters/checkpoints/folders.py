@@ -14,7 +14,7 @@ import shutil
 import stat
 from pathlib import Path
 
-from shardcore.domain.checkpoints import bounds
+from shardcore.domain.checkpoints import file_format
 from shardcore.domain.checkpoints.index import Index, index_from
 from shardcore.domain.errors import CheckpointError
 from shardcore.ports.checkpoints import Lease
@@ -122,7 +122,7 @@ def read_index(checkpoint: Path) -> Index:
         CheckpointError: If a file is missing or cut, or the index is damaged.
     """
     try:
-        index = index_from(read(checkpoint / INDEX, bounds.INDEX_BYTES))
+        index = index_from(read(checkpoint / INDEX, file_format.INDEX_BYTES))
         for file in index.files:
             size = check(checkpoint / file.name).st_size
             if size != file.size:

@@ -13,10 +13,10 @@ from pathlib import Path
 import attrs
 
 from shardcore.adapters.checkpoints import folders
-from shardcore.domain.checkpoints import bounds
+from shardcore.domain.checkpoints import file_format
+from shardcore.domain.checkpoints.file_format import DTYPES, PREFIX, Entry, entries_of
 from shardcore.domain.checkpoints.grid import Box, consecutive_runs
-from shardcore.domain.checkpoints.header import PREFIX, Entry, entries_of
-from shardcore.domain.checkpoints.index import DTYPES, StoredFile
+from shardcore.domain.checkpoints.index import StoredFile
 from shardcore.domain.errors import CheckpointError, name_file
 
 _READ_AT_ONCE = 2**22  # bytes
@@ -152,6 +152,6 @@ def _checksum_of(descriptor: int) -> str:
 def _entries(descriptor: int) -> dict[str, Entry]:
     size = os.fstat(descriptor).st_size
     length = int.from_bytes(os.pread(descriptor, PREFIX, 0), "little")
-    if length > min(size - PREFIX, bounds.HEADER_BYTES):
+    if length > min(size - PREFIX, file_format.HEADER_BYTES):
         raise CheckpointError(f"it has {size} bytes, its header {length}")
     return entries_of(os.pread(descriptor, length, PREFIX), size)

@@ -18,8 +18,8 @@ from shardcore.adapters.checkpoints import folders, safetensors
 from shardcore.adapters.checkpoints.lease import acquire
 from shardcore.adapters.checkpoints.safetensors import SafetensorsFile
 from shardcore.adapters.ranks.job import process_group
+from shardcore.domain.checkpoints.file_format import Entry, header_of
 from shardcore.domain.checkpoints.grid import Box, HeldPart
-from shardcore.domain.checkpoints.header import Entry, header_of
 from shardcore.domain.checkpoints.index import Index, StoredFile, StoredVariable
 from shardcore.domain.errors import CheckpointError
 from shardcore.ports.checkpoints import Commit, Content, Reader

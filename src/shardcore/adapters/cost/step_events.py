@@ -14,7 +14,7 @@ from shardcore.adapters import torch_private
 from shardcore.adapters.cost.memory import StepMemory
 from shardcore.adapters.torch_private import Operator
 from shardcore.domain.cost import events as domain
-from shardcore.domain.cost.larger_mesh import is_sum
+from shardcore.domain.cost.rank_step import is_sum
 from shardcore.domain.cost.reasons import CollectiveFacts
 from shardcore.domain.layouts.mesh import Mesh
 

@@ -22,7 +22,7 @@ from shardcore.domain.engine.held_weights import (
 )
 from shardcore.domain.errors import ShardedTensorError
 from shardcore.domain.layouts.layout import Layout
-from shardcore.domain.layouts.strides import contiguous_strides
+from shardcore.domain.layouts.memory_order import contiguous_strides
 from shardcore.ports.world import World
 
 _PLANS = 16384

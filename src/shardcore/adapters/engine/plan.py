@@ -26,12 +26,12 @@ from shardcore.adapters.engine.task import (
 from shardcore.adapters.engine.tensor import Form, ShardedTensor
 from shardcore.adapters.engine.writes import note_view, warn_fallback
 from shardcore.adapters.torch_private import Kwargs, Operator, is_view
-from shardcore.domain.engine.planner.call import PlacedTensor, Shapes
-from shardcore.domain.engine.planner.choice import Sharding, choose
+from shardcore.domain.engine.call import PlacedTensor, Shapes
+from shardcore.domain.engine.choice import Sharding, choose
 from shardcore.domain.engine.rules.rule import OperatorRule
 from shardcore.domain.layouts.derived_layouts import are_free, pending_in_results, with_pending
 from shardcore.domain.layouts.layout import Layout, PartialAxes
-from shardcore.domain.layouts.strides import strides_in
+from shardcore.domain.layouts.memory_order import strides_in
 
 # They copy what has gaps, or another order, in memory.
 _RESHAPES = {torch.ops.aten.view.default, torch.ops.aten.reshape.default}

@@ -17,9 +17,9 @@ from shardcore.adapters.engine.redistribution_steps import STEPS, pad_to_size, w
 from shardcore.adapters.engine.tensor import Form, ShardedTensor
 from shardcore.adapters.ranks.job.threads import check_thread
 from shardcore.adapters.torch_private import collectives
-from shardcore.domain.engine.redistribution.exchange import Exchange
-from shardcore.domain.engine.redistribution.plan import Step
-from shardcore.domain.engine.redistribution.segments import stages, without_segments
+from shardcore.domain.engine.exchange import Exchange
+from shardcore.domain.engine.redistribution import Step
+from shardcore.domain.engine.segments import stages, without_segments
 from shardcore.domain.layouts.derived_layouts import (
     is_less_sharded,
     layout_on_first_ranks,
@@ -27,8 +27,7 @@ from shardcore.domain.layouts.derived_layouts import (
     with_dims,
 )
 from shardcore.domain.layouts.layout import Layout
-from shardcore.domain.layouts.pieces import pieces
-from shardcore.domain.layouts.strides import Order, inverse, memory_order, strides_in
+from shardcore.domain.layouts.memory_order import Order, inverse, memory_order, pieces, strides_in
 from shardcore.ports.measurement import Move, redistribution_scope
 from shardcore.ports.world import World
 

@@ -10,8 +10,8 @@ from shardcore.adapters.capture.source_line import source_line
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.ranks.failure import heartbeats
 from shardcore.adapters.torch_private import collectives
-from shardcore.domain.engine.redistribution.exchange import Exchange, Strided
-from shardcore.domain.engine.redistribution.plan import Step
+from shardcore.domain.engine.exchange import Exchange, Strided
+from shardcore.domain.engine.redistribution import Step
 
 
 def wait(value: torch.Tensor, collective: str) -> torch.Tensor:

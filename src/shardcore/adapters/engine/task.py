@@ -13,12 +13,12 @@ from shardcore.adapters.engine.redistribution import Redistributed
 from shardcore.adapters.engine.tensor import Form
 from shardcore.adapters.torch_private import Kwargs, aten_name, is_view, tree_leaves
 from shardcore.adapters.torch_private import Operator as Operator
-from shardcore.domain.engine.planner.call import PlacedTensor, Shapes
-from shardcore.domain.engine.planner.choice import Sharding
-from shardcore.domain.engine.planner.ring import Ring
+from shardcore.domain.engine.call import PlacedTensor, Shapes
+from shardcore.domain.engine.choice import Sharding
+from shardcore.domain.engine.ring import Ring
 from shardcore.domain.engine.rules.rule import OperatorRule
-from shardcore.domain.layouts.strides import Order as Order
-from shardcore.domain.layouts.strides import inverse, memory_order, strides_in
+from shardcore.domain.layouts.memory_order import Order as Order
+from shardcore.domain.layouts.memory_order import inverse, memory_order, strides_in
 
 # Takes an operator and its arguments, sharded tensors among them, and runs it.
 Handler = Callable[..., Any]

@@ -12,8 +12,8 @@ import torch
 from shardcore.adapters.ranks.job import exchange
 from shardcore.domain.errors import ShardedTensorError
 from shardcore.domain.layouts.layout import Layout
+from shardcore.domain.layouts.memory_order import contiguous_strides
 from shardcore.domain.layouts.placements import Replicate
-from shardcore.domain.layouts.strides import contiguous_strides
 
 
 @attrs.frozen(eq=False, slots=False)

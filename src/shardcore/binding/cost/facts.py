@@ -12,7 +12,7 @@ from keras import KerasTensor, Layer
 
 from shardcore.binding import keras_private
 from shardcore.binding.keras_private.variables import tensor_of
-from shardcore.ports.model import LayerFacts, VariableFacts
+from shardcore.ports.policy import LayerFacts, VariableFacts
 
 # Keys in the configuration of a layer.
 _CONFIG = ("activation", "axis", "data_format", "groups", "equation", "num_heads")

@@ -13,10 +13,10 @@ from shardcore.binding.keras_private.patches import replaces_value
 from shardcore.binding.ranks.session import Sessions
 from shardcore.domain.errors import PolicyError, RuleError
 from shardcore.domain.layouts.mesh import Mesh
-from shardcore.domain.layouts.paths.rules import PathRules
+from shardcore.domain.layouts.path_rules import PathRules
 from shardcore.domain.layouts.spec import DimSpec, dim_spec
 from shardcore.policies.rules import PlannedRules
-from shardcore.ports.model import LayerFacts, VariableFacts
+from shardcore.ports.policy import LayerFacts, VariableFacts
 from shardcore.ports.types import LayoutLike, MeshLike
 from shardcore.reporting.cost.plan import PlanReport, plan_report
 from shardcore.reporting.cost.ranking import Ranking

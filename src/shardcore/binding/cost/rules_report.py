@@ -13,8 +13,7 @@ from shardcore.binding.keras_private import is_seed
 from shardcore.binding.layouts import rules_of
 from shardcore.binding.ranks.session import Session
 from shardcore.domain.layouts.layout import Layout
-from shardcore.domain.layouts.paths.report import RulesReport
-from shardcore.domain.layouts.paths.rules import Match
+from shardcore.domain.layouts.path_rules import Match, RulesReport
 from shardcore.reporting.logs import log_of
 
 logger = log_of("rules")

@@ -19,7 +19,7 @@ from shardcore.binding.keras_private.patches import replaces
 from shardcore.binding.ranks.session import Session, Sessions
 from shardcore.binding.types import Original
 from shardcore.domain.layouts.layout import Layout
-from shardcore.domain.layouts.pieces import overlap, pieces
+from shardcore.domain.layouts.memory_order import overlap, pieces
 
 # Elements of a piece. Smaller variables are made at once.
 PIECE = 1 << 16

@@ -18,7 +18,7 @@ from shardcore.binding.ranks.session import Session, Sessions
 from shardcore.domain.cost.collectives import merge_equal
 from shardcore.domain.errors import ArgumentProblem, CallProblem
 from shardcore.domain.inspection import advise
-from shardcore.domain.layouts.paths.rules import PathRules
+from shardcore.domain.layouts.path_rules import PathRules
 from shardcore.domain.layouts.variable_size import VariableSize
 from shardcore.ports.measurement import TracerFactory
 from shardcore.reporting.cost.plan import PlanReport, plan_report

@@ -20,7 +20,7 @@ from shardcore.domain.cost.collective_cost import crossing_warning
 from shardcore.domain.errors import CallProblem
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.mesh import Mesh
-from shardcore.domain.layouts.paths.rules import Match
+from shardcore.domain.layouts.path_rules import Match
 from shardcore.domain.layouts.spec import entry_axes
 from shardcore.ports import contract
 from shardcore.ports.strategy import NewVariable, StrategyEntry

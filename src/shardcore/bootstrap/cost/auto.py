@@ -12,7 +12,7 @@ from shardcore.bootstrap.cost.traces import TraceRequest
 from shardcore.bootstrap.ranks import launching
 from shardcore.domain.cost.machine import Machine
 from shardcore.domain.errors import PolicyError
-from shardcore.ports.model import LayerFacts
+from shardcore.ports.policy import LayerFacts
 from shardcore.reporting.cost.ranking import Priced, Ranking
 
 NAME = "auto"

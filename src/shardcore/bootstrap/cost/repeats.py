@@ -8,13 +8,13 @@ import attrs
 
 from shardcore.bootstrap import planning
 from shardcore.bootstrap.cost.traces import Job, PlannedCandidate, TraceRequest, steps
-from shardcore.domain.cost.larger_mesh import RankStep
 from shardcore.domain.cost.machine import Machine
+from shardcore.domain.cost.rank_step import RankStep
 from shardcore.domain.cost.runs import Run
 from shardcore.domain.engine.held_weights import PER_USE, WeightSize, size_of
-from shardcore.domain.layouts.paths.rules import PathRules
+from shardcore.domain.layouts.path_rules import PathRules
 from shardcore.domain.layouts.spec import DimSpec, entry_axes, spec_of
-from shardcore.ports.model import LayerFacts, VariableFacts
+from shardcore.ports.policy import LayerFacts, VariableFacts
 from shardcore.reporting.logs import log_of
 
 logger = log_of("plan")

@@ -11,17 +11,16 @@ import attrs
 from shardcore.bootstrap import planning
 from shardcore.bootstrap.cost.repeats import Repeats, specs_in, trace_steps, verify_repeats
 from shardcore.bootstrap.cost.traces import PlannedCandidate, TraceRequest
-from shardcore.domain.cost.cost import StepCost, cost_of
-from shardcore.domain.cost.larger_mesh import RankStep
 from shardcore.domain.cost.layers import LayerCost, cheapest
 from shardcore.domain.cost.machine import Machine
+from shardcore.domain.cost.rank_step import RankStep, StepCost, cost_of
 from shardcore.domain.errors import PolicyError
 from shardcore.domain.layouts.mesh import Mesh
 from shardcore.policies.candidates import Candidate, candidates
-from shardcore.policies.layers.regions import layer_groups
 from shardcore.policies.per_layer import BATCH_NDIM, NAME, policies_on
+from shardcore.policies.regions import layer_groups
 from shardcore.policies.rules import shared_keys
-from shardcore.ports.model import LayerFacts
+from shardcore.ports.policy import LayerFacts
 from shardcore.reporting.cost.ranking import BATCH, MEMORY, PassedOver, Priced, Ranking
 
 # The number of meshes on which it looks.

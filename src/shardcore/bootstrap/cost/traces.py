@@ -17,16 +17,16 @@ import attrs
 
 from shardcore import bootstrap
 from shardcore.domain.cost.events import TracedStep
-from shardcore.domain.cost.larger_mesh import RankStep, step_on
 from shardcore.domain.cost.layers import layer_steps
 from shardcore.domain.cost.machine import Machine
+from shardcore.domain.cost.rank_step import RankStep, step_on
 from shardcore.domain.cost.repeats import with_all_blocks
 from shardcore.domain.cost.runs import Run
 from shardcore.domain.errors import PolicyError, ShardcoreError
 from shardcore.domain.layouts.mesh import Mesh
 from shardcore.policies.candidates import Candidate
 from shardcore.policies.rules import PlannedRules
-from shardcore.ports.model import LayerFacts
+from shardcore.ports.policy import LayerFacts
 from shardcore.reporting.logs import log_of
 
 if TYPE_CHECKING:

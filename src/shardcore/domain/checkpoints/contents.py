@@ -9,8 +9,9 @@ from typing import Any
 
 import attrs
 
+from shardcore.domain.checkpoints.file_format import DTYPES
 from shardcore.domain.checkpoints.grid import Box, Grid, held_parts, holders
-from shardcore.domain.checkpoints.index import DTYPES, StoredVariable
+from shardcore.domain.checkpoints.index import StoredVariable
 from shardcore.domain.errors import CheckpointError
 from shardcore.domain.layouts.layout import Layout
 
@@ -97,7 +98,7 @@ class VariableMatch:
 def match(
     wanted: Iterable[VariableToLoad], stored: Iterable[StoredVariable], optional: Collection[str]
 ) -> VariableMatch:
-    """Returns which stored variable each wanted one gets, by name, path, shape and dtype.
+    """Pairs wanted variables with stored ones, by name, path, shape and dtype.
 
     Variables of a group in `optional` may be missing, in the checkpoint or in the model.
     Numbers that Keras gives to names are not compared: `dense_3/kernel` is `dense/kernel`.
@@ -170,7 +171,7 @@ class Piece:
 
 
 def divide(variables: Iterable[VariableToStore]) -> list[StoredVariable]:
-    """Returns the variables with the rank that writes each piece, as the number of its file.
+    """Chooses the rank that writes each piece, which is the number of the piece's file.
 
     Of the ranks that hold a piece it is the one with the fewest bytes so far, so that the copies
     of replicated variables are written once, and by all ranks in turn. It is equal on all ranks.
@@ -206,15 +207,12 @@ def divide(variables: Iterable[VariableToStore]) -> list[StoredVariable]:
 
 
 def pieces_of_rank(variables: Iterable[tuple[StoredVariable, Layout]], rank: int) -> list[Piece]:
-    """Returns the pieces that `rank` writes, in the order of the variables."""
+    """Lists the pieces that `rank` writes, each as a box of its local shard."""
     written = []
     for variable, layout in variables:
         for part in held_parts(layout, variable.shape, rank):
             for number, common in variable.grid.overlaps(part.full):
                 if variable.files[number] == rank:
-                    begin = common.within(part.full).start
-                    at = tuple(a + b for a, b in zip(begin, part.local.start, strict=True))
-                    box = Box(at, common.shape)
-                    key = variable.key(variable.grid.box(number))
+                    key, box = variable.key(variable.grid.box(number)), part.local_box(common)
                     written.append(Piece(key, variable.dtype, variable.name, box))
     return written

@@ -1,18 +1,19 @@
 """The pieces in which a checkpoint stores a variable, and those that a rank wants of it.
 
 Every layout divides each dim at some cuts, so the pieces are the cells of a grid: no element is
-missing, and none is stored twice.
+missing, and none is stored twice (ADR 31).
 """
 
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, product
+from operator import add
 
 import attrs
 
-from shardcore.domain.engine.redistribution.exchange import Ranges
-from shardcore.domain.engine.redistribution.segments import ranges_of
+from shardcore.domain.engine.exchange import Ranges
+from shardcore.domain.engine.segments import ranges_of
 from shardcore.domain.errors import CheckpointError, LayoutError
 from shardcore.domain.layouts.layout import Layout
 
@@ -41,8 +42,13 @@ class Box:
         """The number of elements."""
         return math.prod(self.shape)
 
+    @classmethod
+    def between(cls, start: tuple[int, ...], ends: Iterable[int]) -> "Box":
+        """Builds the box from `start` up to `ends`, which it does not contain."""
+        return cls(start, tuple(end - at for end, at in zip(ends, start, strict=True)))
+
     def within(self, other: "Box") -> "Box":
-        """Returns the same part, counted from the beginning of `other`, which contains it."""
+        """Counts the part from the beginning of `other`, which contains it."""
         begins = (at - base for at, base in zip(self.start, other.start, strict=True))
         return Box(tuple(begins), self.shape)
 
@@ -55,7 +61,7 @@ class HeldPart:
     local: Box
 
     def local_box(self, part: Box) -> Box:
-        """Returns where a part of the full tensor, which it contains, is in the local shard.
+        """Converts a part of the full tensor, which this contains, to one of the local shard.
 
         Example:
             >>> HeldPart(Box((4,), (4,)), Box((0,), (4,))).local_box(Box((5,), (2,)))
@@ -102,7 +108,7 @@ class Grid:
 
     @classmethod
     def of(cls, layout: Layout, shape: Iterable[int]) -> "Grid":
-        """Returns the grid of the shards that ranks hold under a layout.
+        """Cuts each dim where a shard begins under a layout.
 
         Example:
             >>> from shardcore.domain.layouts.mesh import Mesh
@@ -139,14 +145,14 @@ class Grid:
             yield self.number(numbers), _intersection(self._box(numbers), wanted)
 
     def number(self, numbers: Iterable[int]) -> int:
-        """Returns the number of the piece at `numbers` along each dim, in the order of `boxes`."""
+        """Converts the numbers of a piece along each dim to its number in the order of `boxes`."""
         number = 0
         for along_dim, count in zip(numbers, self.counts, strict=True):
             number = number * count + along_dim
         return number
 
     def box(self, number: int) -> Box:
-        """Returns the piece of that number, in the order of `boxes`."""
+        """Finds the piece of that number, in the order of `boxes`."""
         numbers = []
         for count in reversed(self.counts):
             number, along_dim = divmod(number, count)
@@ -159,11 +165,11 @@ class Grid:
             cuts[n + 1] if n + 1 < len(cuts) else size
             for cuts, n, size in zip(self.cuts, numbers, self.shape, strict=True)
         )
-        return Box(start, tuple(end - at for end, at in zip(ends, start, strict=True)))
+        return Box.between(start, ends)
 
 
 def held_parts(layout: Layout, shape: Iterable[int], rank: int) -> list[HeldPart]:
-    """Returns the parts of a tensor that `rank` holds; of a dim in segments, one of each.
+    """Lists the parts of a tensor that `rank` holds; of a dim in segments, one of each.
 
     Example:
         >>> from shardcore.domain.layouts.mesh import Mesh
@@ -175,7 +181,6 @@ def held_parts(layout: Layout, shape: Iterable[int], rank: int) -> list[HeldPart
 
 
 def _held_parts(layout: Layout, chunks: Sequence[tuple[Ranges, ...]], rank: int) -> list[HeldPart]:
-    """Returns the parts that `rank` holds, of the chunks of each dim."""
     dims = []
     for dim, of_dim in enumerate(chunks):
         ranges = of_dim[_chunk_number(layout, dim, rank)]
@@ -191,7 +196,7 @@ def _held_parts(layout: Layout, chunks: Sequence[tuple[Ranges, ...]], rank: int)
 
 
 def holders(layout: Layout, grid: Grid) -> list[list[int]]:
-    """Returns, for each piece of the layout's grid, the ranks that hold it, in ascending order."""
+    """Lists, for each piece of the layout's grid, the ranks that hold it, in ascending order."""
     chunks = [_chunks(layout, dim, size) for dim, size in enumerate(grid.shape)]  # of all ranks
     ranks_by_piece: list[list[int]] = [[] for _ in grid.boxes()]
     for rank in range(layout.mesh.size):
@@ -253,7 +258,6 @@ def _chunks(layout: Layout, dim: int, size: int) -> tuple[Ranges, ...]:
 
 
 def _chunk_number(layout: Layout, dim: int, rank: int) -> int:
-    """Returns the number of the chunk of `dim` that `rank` holds."""
     at = dict(zip(layout.mesh.axis_names, layout.mesh.coordinate(rank), strict=True))
     number = 0
     for axis in layout.dim_axes(dim):
@@ -262,15 +266,11 @@ def _chunk_number(layout: Layout, dim: int, rank: int) -> int:
 
 
 def _ascend(begins: tuple[int, ...], size: int) -> bool:
-    """Returns whether pieces of a dim of `size` elements may begin at `begins`."""
+    """Tells whether pieces of a dim of `size` elements may begin at `begins`."""
     ends = (*begins[1:], max(size, 1))
     return begins[:1] == (0,) and all(map(int.__lt__, begins, ends))
 
 
 def _intersection(one: Box, other: Box) -> Box:
-    start = tuple(map(max, one.start, other.start))
-    ends = (
-        min(a + n, b + m)
-        for a, n, b, m in zip(one.start, one.shape, other.start, other.shape, strict=True)
-    )
-    return Box(start, tuple(end - at for end, at in zip(ends, start, strict=True)))
+    ends = (tuple(map(add, box.start, box.shape)) for box in (one, other))
+    return Box.between(tuple(map(max, one.start, other.start)), map(min, *ends))

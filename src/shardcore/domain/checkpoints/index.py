@@ -8,44 +8,31 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import attrs
 
-from shardcore.domain.checkpoints import bounds
-from shardcore.domain.checkpoints.bounds import REMEDY, check_texts, fields_of, names_in, numbers_of
+from shardcore.domain.checkpoints import file_format
+from shardcore.domain.checkpoints.file_format import (
+    DTYPES,
+    REMEDY,
+    check_texts,
+    fields_of,
+    names_in,
+    numbers_of,
+)
 from shardcore.domain.checkpoints.grid import Box, Grid, HeldPart
 from shardcore.domain.errors import CheckpointError
 
 FORMAT = 1
 
-# The dtypes of variables, by the name of Keras and torch: the code in a safetensors file, and the
-# bytes of an element.
-DTYPES: Final = {
-    "bool": ("BOOL", 1),
-    "uint8": ("U8", 1),
-    "uint16": ("U16", 2),
-    "uint32": ("U32", 4),
-    "uint64": ("U64", 8),
-    "int8": ("I8", 1),
-    "int16": ("I16", 2),
-    "int32": ("I32", 4),
-    "int64": ("I64", 8),
-    "float8_e4m3fn": ("F8_E4M3", 1),
-    "float8_e5m2": ("F8_E5M2", 1),
-    "bfloat16": ("BF16", 2),
-    "float16": ("F16", 2),
-    "float32": ("F32", 4),
-    "float64": ("F64", 8),
-    "complex64": ("C64", 8),
-}
-
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors")
+_TEXTS = ("name", "path", "group", "dtype", "layout")  # the fields of a variable that are texts
 _CHECKSUM = re.compile(r"[0-9a-f]{64}")
 
 
 def _plain(state: Mapping[str, object]) -> dict[str, Any]:
-    """Returns a copy of `state` as JSON has it: tuples are lists, keys are texts."""
+    """Copies `state` as JSON has it: tuples are lists, keys are texts."""
     try:
         copied: dict[str, Any] = json.loads(json.dumps(state))
     except (TypeError, ValueError, RecursionError) as error:
@@ -71,7 +58,7 @@ class StoredFile:
                 "folder.",
                 name=self.name[:255],
             )
-        if not 0 <= self.size <= bounds.NUMBER or not _CHECKSUM.fullmatch(self.sha256):
+        if not 0 <= self.size <= file_format.NUMBER or not _CHECKSUM.fullmatch(self.sha256):
             raise CheckpointError(
                 f"File {self.name!r} of the index has no size or no checksum.", name=self.name
             )
@@ -134,7 +121,7 @@ class StoredVariable:
         return f"{self.name!r} ({self.path})" if self.path else repr(self.name)
 
     def key(self, box: Box) -> str:
-        """Returns the name of a piece in its file: the name of the variable, and the slice.
+        """Names a piece in its file: by the variable, and by the slice if there are several.
 
         Example:
             >>> grid = Grid((4, 6), ((0, 2), (0,)))
@@ -184,7 +171,7 @@ class Index:
         return sum(variable.nbytes for variable in self.variables)
 
     def to_text(self) -> str:
-        """Returns the index as JSON: its checksum, and its content."""
+        """Writes the index as JSON: its checksum, and its content."""
         content = {name: getattr(self, name) for name in ("step", "mesh", "versions", "state")}
         content["variables"] = [_flat(variable) for variable in self.variables]
         content["files"] = [attrs.asdict(file) for file in self.files]
@@ -195,7 +182,7 @@ class Index:
 
 
 def index_from(text: bytes) -> Index:
-    """Returns the index that `text` has, after all checks.
+    """Parses the text of an index and checks all that it says.
 
     Raises:
         CheckpointError: If it is no index, one of another format, or was changed.
@@ -206,14 +193,14 @@ def index_from(text: bytes) -> Index:
         True
     """
     try:
-        document = bounds.parse_json(text, bounds.INDEX_BYTES)
+        document = file_format.parse_json(text, file_format.INDEX_BYTES)
     except CheckpointError as error:
         raise CheckpointError(f"The index cannot be read: {error}; {REMEDY}.") from None
     kinds = {"shardcore_checkpoint": int, "sha256": str, "content": dict}
     fields = fields_of(document, kinds)
     number = fields["shardcore_checkpoint"]
     if number != FORMAT:
-        said = number if abs(number) < bounds.NUMBER else "another"
+        said = number if abs(number) < file_format.NUMBER else "another"
         raise CheckpointError(
             f"The index has format {said}, but this release of shardcore reads format {FORMAT}: "
             "read it with the release that wrote it."
@@ -233,9 +220,9 @@ def _index(content: object) -> Index:
     }  # fmt: skip
     fields = fields_of(content, kinds)
     check_texts([fields["mesh"], *fields["versions"], *fields["versions"].values()])
-    if not 0 <= fields["step"] <= bounds.NUMBER:
+    if not 0 <= fields["step"] <= file_format.NUMBER:
         raise CheckpointError(f"Expected a step of at least 0 and below 2**63: {REMEDY}.")
-    if bounds.is_nested_deeper(fields["state"]):
+    if file_format.is_nested_deeper(fields["state"]):
         raise CheckpointError(f"The state in the index is nested too deep: {REMEDY}.")
     fields["variables"] = tuple(map(_variable, fields["variables"]))
     kinds = {"name": str, "size": int, "sha256": str}
@@ -250,24 +237,18 @@ def _index(content: object) -> Index:
 
 
 def _flat(variable: StoredVariable) -> dict[str, Any]:
-    """Returns the fields of a variable, with shape and cuts in the place of the grid."""
-    fields = {
-        name: getattr(variable, name) for name in ("name", "path", "group", "dtype", "layout")
-    }
-    grid = variable.grid
+    fields, grid = {name: getattr(variable, name) for name in _TEXTS}, variable.grid
     return fields | {"shape": grid.shape, "cuts": grid.cuts, "files": variable.files}
 
 
 def _variable(content: object) -> StoredVariable:
-    kinds = dict.fromkeys(("name", "path", "group", "dtype", "layout"), str)
-    fields: dict[str, Any] = fields_of(
-        content, kinds | dict.fromkeys(("shape", "cuts", "files"), list)
-    )
+    kinds = dict.fromkeys(_TEXTS, str) | dict.fromkeys(("shape", "cuts", "files"), list)
+    fields: dict[str, Any] = fields_of(content, kinds)
     name = fields["name"]
-    check_texts([fields[key] for key in ("name", "path", "group", "dtype", "layout")])
-    if len(fields["shape"]) > bounds.DIMS:
+    check_texts([fields[key] for key in _TEXTS])
+    if len(fields["shape"]) > file_format.DIMS:
         raise CheckpointError(
-            f"Variable {name!r} has more than {bounds.DIMS} dims: {REMEDY}.", name=name
+            f"Variable {name!r} has more than {file_format.DIMS} dims: {REMEDY}.", name=name
         )
     shape, files = numbers_of(fields.pop("shape"), name), numbers_of(fields.pop("files"), name)
     cuts = tuple(numbers_of(dim_cuts, name) for dim_cuts in fields.pop("cuts"))
@@ -278,7 +259,7 @@ def _variable(content: object) -> StoredVariable:
 
 
 def _refuse_twice(what: str, names: list[str]) -> None:
-    twice = bounds.first_repeated(names)
+    twice = file_format.first_repeated(names)
     if twice is not None:
         raise CheckpointError(
             f"The index has {what} {twice[:200]!r} twice: {REMEDY}.", name=twice[:200]
@@ -286,7 +267,7 @@ def _refuse_twice(what: str, names: list[str]) -> None:
 
 
 def _digest(content: object) -> str:
-    """Returns the checksum of `content`, however its JSON is laid out."""
+    """Computes the SHA-256 of `content`, however its JSON is laid out."""
     try:
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     except RecursionError:

@@ -56,21 +56,21 @@ class Link:
             _check_positive(f"bandwidth of {kind!r}", value, "bytes a second")
 
     def bandwidth_of(self, kind: str) -> float:
-        """Returns the bytes that a rank sends in a second in a collective of this kind."""
+        """The bytes that a rank sends in a second in a collective of this kind."""
         return self.bandwidths.get(kind, self.bandwidth)
 
     def seconds(self, sent: float, kind: str = "all_reduce") -> float:
-        """Returns the seconds of a collective in which each rank sends `sent` bytes."""
+        """The seconds of a collective in which each rank sends `sent` bytes."""
         return self.latency + sent / self.bandwidth_of(kind)
 
     def times(self, count: int) -> "Link":
-        """Returns a link with the bandwidth of `count` such links."""
+        """Builds a link with the latency of this one and the bandwidth of `count` such links."""
         bandwidths = {kind: count * bandwidth for kind, bandwidth in self.bandwidths.items()}
         return Link(self.latency, count * self.bandwidth, bandwidths)
 
 
 def slowest(links: Iterable[Link]) -> Link:
-    """Returns the link with the highest latency and, by kind, the lowest bandwidth of `links`.
+    """Builds a link with the highest latency and, by kind, the lowest bandwidth of `links`.
 
     Example:
         >>> slowest([Link(1.0, 10.0), Link(2.0, 30.0, {"all_gather": 5.0})])
@@ -94,6 +94,8 @@ def _check_positive(name: str, value: object, unit: str) -> None:
         )
 
 
+# Not measured: the ratios decide, and ranks that measured for themselves would plan different
+# collectives (ADR 26).
 WITHIN_A_HOST = Link()
 BETWEEN_HOSTS = Link(latency=25e-6, bandwidth=5e9)
 
@@ -119,11 +121,11 @@ class Costs:
     multiplications: float = 13e12  # the multiplications that a rank computes in a second
 
     def link(self, axis: str) -> Link:
-        """Returns the link of `axis`."""
+        """The given link of `axis`, by default that within a host."""
         return dict(self.links).get(axis, WITHIN_A_HOST)
 
     def collective(self, kind: Kind | None, axis: str, ranks: int, held: float) -> float:
-        """Returns the seconds of a step along an axis with `ranks`, 0 if it sends nothing.
+        """Computes the seconds of a collective along an axis with `ranks`, 0 if it sends nothing.
 
         These ranks hold the bytes `held` together; of partial values, each of them does.
         """
@@ -133,7 +135,7 @@ class Costs:
 
 
 def bytes_sent(kind: str, ranks: int, held: float) -> float:
-    """Returns the bytes that each of `ranks` sends of `held` in all, for even shards.
+    """Computes the bytes that each of `ranks` sends of `held` in all, for even shards.
 
     Example:
         >>> [bytes_sent(kind, 4, 1600) for kind in ("all_gather", "all_to_all", "all_reduce")]
@@ -151,7 +153,7 @@ def links_of(
     hosts: tuple[str, ...],
     given: Mapping[str, Link],
 ) -> tuple[tuple[str, Link], ...]:
-    """Returns the link of each mesh axis: the given one, else that within or between hosts.
+    """Chooses the link of each mesh axis: the given one, else that within or between hosts.
 
     `groups` has, per axis, the groups of processes along it; `hosts` the host of each process.
 
@@ -183,7 +185,7 @@ _EXAMPLE_BYTES = 16 * 2**20
 
 
 def ranks_by_host(hosts: Sequence[str]) -> dict[str, list[int]]:
-    """Returns the ranks of each host, given the host of each rank.
+    """Groups ranks by their hosts.
 
     Example:
         >>> ranks_by_host(("a", "a", "b"))
@@ -196,7 +198,7 @@ def ranks_by_host(hosts: Sequence[str]) -> dict[str, list[int]]:
 
 
 def crossing_warning(mesh: Mesh, axis: str, processes: Sequence[int], hosts: Sequence[str]) -> str:
-    """Returns a warning about an axis whose groups are on several hosts each; empty for another.
+    """Writes a warning about an axis whose groups are on several hosts each; empty for another.
 
     Args:
         mesh: The mesh.

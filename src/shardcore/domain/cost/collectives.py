@@ -145,13 +145,13 @@ class Explained:
         return total
 
     def remedies(self, collective: Collective) -> tuple[Avoidable, ...]:
-        """Returns the other rules that would avoid `collective`."""
+        """The changes of rules that would avoid `collective`."""
         once = attrs.evolve(collective, times=1)
         return tuple(advice for advice in self.avoidable if advice.collective == once)
 
 
 def axes_of(mesh: Mesh, processes: Iterable[int], group: Collection[int]) -> tuple[str, ...]:
-    """Returns the axes of `mesh` along which `group` extends; none if it is no group of the mesh.
+    """Finds the axes of `mesh` along which `group` extends; none if it is no group of the mesh.
 
     Args:
         mesh: The mesh.
@@ -175,7 +175,7 @@ def axes_of(mesh: Mesh, processes: Iterable[int], group: Collection[int]) -> tup
 
 
 def merge_equal(collectives: Iterable[Collective]) -> tuple[Collective, ...]:
-    """Returns equal collectives as one, with their number, in the order of the first."""
+    """Counts equal collectives as one, in the order of the first ones."""
     times: dict[Collective, int] = {}
     for collective in collectives:
         once = attrs.evolve(collective, times=1)

@@ -38,7 +38,7 @@ class Allocation:
 
 
 def highest(allocations: Collection[Allocation]) -> dict[Kind, int]:
-    """Returns the bytes by kind at the first time at which most bytes are held.
+    """Finds the first time at which most bytes are held, and sums the bytes then by kind.
 
     Example:
         >>> held = [Allocation("variables", 8, 0), Allocation("activations", 6, 1, 3)]
@@ -104,7 +104,7 @@ class Stored:
     itemsize: int
 
     def bytes_on(self, mesh: Mesh) -> int:
-        """Returns the bytes of the first rank, which has most.
+        """Counts the bytes of the first rank, which has most.
 
         Example:
             >>> kernel = Stored("kernel", (6, 2), ("data", None), 4)
@@ -161,7 +161,7 @@ class TracedCollective:
     shares: tuple[tuple[str, int], ...] = ()
 
     def relocated(self, block: str, other: str) -> "TracedCollective":
-        """Returns the same collective of an equal block, with time 0."""
+        """Renames the block: the same collective in an equal one, at time 0."""
         facts = attrs.evolve(
             self.facts,
             layer=_relocated_path(self.facts.layer, block, other),
@@ -190,7 +190,7 @@ class TracedMemory:
     shares: tuple[tuple[str, int], ...] = ()
 
     def relocated(self, block: str, other: str) -> "TracedMemory":
-        """Returns the same memory of an equal block."""
+        """Renames the block: the same memory in an equal one."""
         stored, sum_of = self.stored, _relocated_path(self.sum_of, block, other)
         if stored is not None:
             stored = attrs.evolve(stored, path=_relocated_path(stored.path, block, other))

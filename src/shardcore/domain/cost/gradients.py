@@ -25,7 +25,7 @@ from shardcore.domain.layouts.spec import DimSpec, entry_axes
 
 @lru_cache(maxsize=4096)
 def as_target(layout: Layout, target: Layout) -> Layout:
-    """Returns `target` with the partial sums of `layout`, or `layout` if they differ in more.
+    """Takes `target` with the partial sums of `layout`; `layout` if they differ in more.
 
     Axes of one rank do not count.
     """
@@ -39,7 +39,7 @@ def as_target(layout: Layout, target: Layout) -> Layout:
 
 @lru_cache(maxsize=4096)
 def sharded_like(layout: Layout, target: Layout) -> Layout:
-    """Returns `layout` sharded like `target` by its replicated axes, to sum fewer bytes.
+    """Shards `layout` like `target` over its replicated axes, so that fewer bytes are summed.
 
     Example:
         >>> from shardcore.domain.layouts.mesh import Mesh
@@ -57,23 +57,23 @@ def sharded_like(layout: Layout, target: Layout) -> Layout:
 
 
 def _is_nested(entry: DimSpec, pending: Sequence[str]) -> bool:
-    """Returns whether a pending axis shards a dim that another axis shards further."""
+    """Tells whether a pending axis shards a dim that another axis shards further."""
     last = [axis in pending for axis in entry_axes(entry)]
     return last != sorted(last)
 
 
 def is_reduced_at_output(output: Layout) -> bool:
-    """Returns whether the gradient of an output in this layout is reduced at the layer's output.
+    """Tells whether the gradient of an output in this layout is reduced at the layer's output.
 
     An output without rows of the batch depends on variables only, whose gradients are reduced in
-    buckets. The gradient of a partial maximum cannot be a partial sum.
+    buckets (ADR 4). The gradient of a partial maximum cannot be a partial sum.
     """
     chosen = any(op != "sum" for _, op in output.partial)
     return chosen or not output.reduced.is_replicated
 
 
 def layout_at_output(gradient: Layout, output: Layout) -> Layout:
-    """Returns `output`, reduced, if `gradient` shards only what it shards; else `gradient` reduced.
+    """Takes `output`, reduced, if `gradient` shards only what it shards; else `gradient` reduced.
 
     Example:
         >>> from shardcore.domain.layouts.mesh import Mesh
@@ -136,7 +136,7 @@ class Bucket:
 
 
 def fill_buckets(sums: Iterable[GradientSum], size: int = BUCKET_BYTES) -> list[Bucket]:
-    """Returns the buckets of gradients that come in this order, in the order of sending.
+    """Fills buckets with gradients in the order in which they come; lists them as they are sent.
 
     Example:
         >>> from shardcore.domain.cost.reasons import CollectiveFacts
@@ -169,7 +169,7 @@ class BucketEvents:
 
 
 def bucket_events(buckets: Sequence[Bucket], end_of_pass: int) -> BucketEvents:
-    """Returns the operators, the collectives and the memory of buckets.
+    """Builds the operators, the collectives and the memory of buckets.
 
     A bucket joins its gradients in one tensor, which is reduced, and freed. At the end of the pass
     each is waited for, and reduced over its further axes.
@@ -197,7 +197,7 @@ def bucket_events(buckets: Sequence[Bucket], end_of_pass: int) -> BucketEvents:
 
 
 def _further_times(buckets: Sequence[Bucket]) -> list[int]:
-    """Returns the times of the reductions over further axes: in a row, where the trace has them."""
+    """Spaces the reductions over further axes evenly between the traced ones."""
     traced = [
         collective.time
         for bucket in buckets
@@ -210,6 +210,6 @@ def _further_times(buckets: Sequence[Bucket]) -> list[int]:
 
 
 def _end(bucket: Bucket, at: int) -> int | None:
-    """Returns the time at which the last gradient of a bucket is free."""
+    """Finds the time at which a bucket's last gradient is free; None if one is held to the end."""
     ends = [gradient.held[at].allocation.end for gradient in bucket.sums]
     return None if None in ends else max(end for end in ends if end is not None)

@@ -1,4 +1,4 @@
-"""Layers of a step: what each of them takes of a traced one, and the cheapest choice for each."""
+"""Layers of a step: what each takes of a traced one, and the cheapest choice for each (ADR 51)."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ REST = ""
 
 
 def layer_steps(step: TracedStep, groups: Mapping[str, str]) -> dict[str, TracedStep]:
-    """Returns the part of a step that belongs to each group, and the rest.
+    """Splits a traced step into the parts of groups of layers, and the rest (`REST`).
 
     A part has the operators and the collectives of its layers. Of memory it has the tensors of its
     variables, and what the sums of its gradients allocate.
@@ -53,7 +53,7 @@ class _Owners:
     groups: Mapping[str, str]
 
     def of(self, path: str) -> str:
-        """Returns the group of the layer with that path, or of the nearest one above it."""
+        """Finds the group of the layer with that path, or of the nearest one above it."""
         while path and path not in self.groups:
             path = path.rpartition("/")[0]
         return self.groups[path] if path else REST
@@ -72,7 +72,7 @@ def _by_group(operators: Operators, owners: _Owners) -> Iterator[tuple[str, Oper
 
 
 def _group(started: TracedCollective, owners: _Owners) -> str:
-    """Returns the group of a collective: that of the variable that it moves, or of its block."""
+    """Finds the group of the variable that a collective moves, else of its block."""
     return owners.of(_variable(started.facts)) or owners.of(started.block or started.facts.layer)
 
 
@@ -120,12 +120,10 @@ class _PartialChoice:
         return max(self.serial, self.communication)
 
     def extended(self, cost: LayerCost, choice: int) -> "_PartialChoice":
-        """Returns these choices and one more."""
         serial, communication = self.serial + cost.serial, self.communication + cost.communication
         return _PartialChoice(serial, communication, self.bytes + cost.bytes, self, choice)
 
     def choices(self) -> tuple[int, ...]:
-        """Returns the choice of each layer."""
         choices: list[int] = []
         partial = self
         while partial.before is not None:
@@ -135,7 +133,7 @@ class _PartialChoice:
 
 
 def cheapest(layers: Sequence[Sequence[LayerCost]], memory: int) -> tuple[int, ...] | None:
-    """Returns the choice of each layer with which a step is shortest and fits; None if none fits.
+    """Chooses for each layer so that the step is shortest and fits; None if none fits.
 
     After each layer it keeps the choices that no others beat in serial seconds, in seconds
     of collectives and in bytes. Of very many it keeps some: then the result is close to the best.
@@ -163,7 +161,7 @@ def cheapest(layers: Sequence[Sequence[LayerCost]], memory: int) -> tuple[int, .
 
 
 def _pareto_front(partials: Iterable[_PartialChoice]) -> list[_PartialChoice]:
-    """Returns the partial choices that no other one equals or beats in seconds and in bytes."""
+    """Keeps the partial choices that no other one equals or beats in seconds and in bytes."""
     front: list[_PartialChoice] = []
     communication: list[float] = []  # of the front by communication and bytes alone: rising
     sizes: list[int] = []  # their bytes, falling
@@ -186,7 +184,7 @@ def _pareto_front(partials: Iterable[_PartialChoice]) -> list[_PartialChoice]:
 
 
 def _prune(partials: list[_PartialChoice]) -> list[_PartialChoice]:
-    """Returns all of a few; of many, the shortest among those of about equal seconds and bytes."""
+    """Keeps all of a few; of many, the shortest among those of about equal seconds and bytes."""
     if len(partials) <= MOST_PARTIALS:
         return partials
     most = max(partial.serial for partial in partials), max(partial.bytes for partial in partials)

@@ -42,7 +42,7 @@ class Speed:
             _check_positive("A speed", name, getattr(self, name), unit)
 
     def seconds(self, flops: float, moved: float) -> float:
-        """Returns the seconds of an operator that does `flops` and moves `moved` bytes of memory.
+        """The seconds of an operator that does `flops` and moves `moved` bytes of memory.
 
         This is the roofline: the slower of the two alone. Williams, Waterman and Patterson,
         "Roofline", Communications of the ACM 52 (4), 2009.
@@ -103,11 +103,11 @@ class Machine:
             )
 
     def speed(self, dtype: str) -> Speed:
-        """Returns the speed with numbers of `dtype`; that of float32 if it is unknown."""
+        """The speed with numbers of `dtype`; that of float32 if it is unknown."""
         return self.speeds.get(dtype, self.speeds["float32"])
 
     def links(self, mesh: Mesh) -> dict[str, Link]:
-        """Returns the link of each axis of a mesh whose ranks fill one host after the other.
+        """Finds the link of each axis of a mesh whose ranks fill one host after the other.
 
         An axis whose groups are each in one host has the link within it. Along another axis the
         ranks of a host send over their shares of the network together, as the rings of NCCL do:
@@ -132,12 +132,12 @@ class Machine:
         return slowest((self.within, self.between.times(together)))
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the same as plain data, fit for JSON."""
+        """The same as plain data, fit for JSON."""
         return attrs.asdict(self)
 
 
 def machine_of(data: object) -> Machine:
-    """Returns the machine that plain data describes, as `Machine.to_dict` gives them.
+    """Reads a machine from plain data, as `Machine.to_dict` writes it.
 
     Raises:
         MachineError: If a field is missing, unknown, or has a value that it may not have.
@@ -175,7 +175,7 @@ def _link(data: object, what: str) -> Link:
 
 
 def _fields(kind: type[Any], data: object, what: str) -> dict[str, Any]:
-    """Returns the fields for `kind` that `data` has, after a check of their names."""
+    """Checks the names of the fields that `data` has for `kind`."""
     if not isinstance(data, Mapping):
         raise MachineError(
             f"{what} is given by its fields, got {data!r}: write a table with the fields "
@@ -215,7 +215,7 @@ def _gpus(
     nic: float,
     half_dtypes: tuple[str, ...] = _HALF,
 ) -> Machine:
-    """Returns a host of GPUs; `link` and `nic` are bytes a second of a GPU in one direction."""
+    """Builds a host of GPUs; `link` and `nic` are bytes a second of a GPU in one direction."""
     speeds = {"float32": Speed(single, bandwidth)}
     speeds |= {dtype: Speed(half, bandwidth) for dtype in half_dtypes}
     within = Link(WITHIN_A_HOST.latency, link)
@@ -223,7 +223,7 @@ def _gpus(
 
 
 def known_machines() -> dict[str, Machine]:
-    """Returns the machines by name.
+    """Builds the machines of `docs/reference/machines.md`, by name.
 
     Example:
         >>> list(known_machines())
@@ -259,7 +259,7 @@ _CUDA_NAMES = {
 
 
 def machine_with(cuda_name: str) -> Machine | None:
-    """Returns the machine whose devices have a name in CUDA; None if no known one has.
+    """Finds the machine whose devices have this name in CUDA; None if no known one has.
 
     Example:
         >>> machine_with("Tesla T4").speed("float16").flops

@@ -54,15 +54,15 @@ class CollectiveFacts:
     batch_axes: tuple[str, ...] = ()
 
     def source_placements(self) -> tuple[Placement, ...]:
-        """Returns the placements along the axes before."""
+        """The placements along `axes` before; empty if unknown."""
         return () if self.source is None else tuple(map(self.source.placement, self.axes))
 
     def target_placements(self) -> tuple[Placement, ...]:
-        """Returns the placements along the axes after."""
+        """The placements along `axes` after; empty if unknown."""
         return () if self.target is None else tuple(map(self.target.placement, self.axes))
 
     def collective(self) -> Collective:
-        """Returns the collective with its reason."""
+        """Converts the facts to what users see, with the reason in words."""
         ranks = len(self.processes)
         # A rank's operand is its shard of the tensor, or the full tensor.
         shards = ranks if self.kind in ("all_gather", "all_to_all", "send") else 1
@@ -84,7 +84,7 @@ class CollectiveFacts:
 
 
 def reason(facts: CollectiveFacts) -> str:
-    """Returns the reason of the collective.
+    """Writes the reason in words.
 
     Example:
         >>> facts = CollectiveFacts("all_reduce", "backward", ("data",), reduced=("dense/kernel",))
@@ -120,7 +120,7 @@ def _gradient_reason(facts: CollectiveFacts) -> str:
 
 
 def _tensor_words(facts: CollectiveFacts) -> str:
-    """Returns words for the tensor, if it is neither a variable nor the gradient of one."""
+    """Names the tensor, if it is neither a variable nor the gradient of one."""
     if facts.operator.startswith(_READS):
         return "a value that is read on the host"
     if facts.operator:
@@ -132,7 +132,7 @@ def _tensor_words(facts: CollectiveFacts) -> str:
 
 
 def _change_words(facts: CollectiveFacts) -> str:
-    """Returns words for the placement before and for the change."""
+    """Names the placement before, and the change."""
     over, after = _axes_words(facts.axes), facts.target_placements()
     dims = [placement.dim for placement in after if isinstance(placement, Shard)]
     for before in facts.source_placements():

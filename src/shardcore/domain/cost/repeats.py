@@ -2,7 +2,7 @@
 
 Blocks are equal layers, each fed by the one before. Inner ones do the same operators, forward and
 backward: the trace has some of them, and all others are copies. What a block allocates may be freed
-in a block some way off, as its output is in the next one.
+in a block some way off, as its output is in the next one (ADR 46).
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ from shardcore.domain.cost.runs import Point, Run, TracedRun
 
 
 def with_all_blocks(step: TracedStep, run: Run) -> TracedStep | None:
-    """Returns the step with all blocks of `run`; None if the inner ones of the trace differ."""
+    """Adds the blocks of `run` that were not traced; None if the inner ones of the trace differ."""
     return step if not run.copied else _LongerStep(TracedRun(step, run)).step()
 
 
@@ -38,7 +38,7 @@ class _LongerStep:
         return self.traced.run
 
     def step(self) -> TracedStep | None:
-        """Returns the longer step; None if inner blocks differ."""
+        """Builds the longer step; None if inner blocks differ."""
         if not self.traced.inner_are_equal() or not self._set_times():
             return None
         memory = list(self._memory())
@@ -83,11 +83,11 @@ class _LongerStep:
         return range(self.run.traced_before + 1, self.run.traced_before + len(self.run.copied) + 1)
 
     def _position(self, at: int) -> int:
-        """Returns the position among all blocks of the one at `at` among the traced ones."""
+        """Converts a position among the traced blocks to one among all blocks."""
         return at if at <= self.run.traced_before else at + len(self.run.copied)
 
     def _time(self, point: Point, at: int | None = None) -> int:
-        """Returns the new time of a point, in the block at position `at` if that is given."""
+        """Computes the new time of a point, in the block at position `at` if that is given."""
         position = self._position(point.at) if at is None else at
         return self._new[position, point.turn] + point.since
 
@@ -131,7 +131,7 @@ class _LongerStep:
             yield from self._copied(alike)
 
     def _retimed(self, held: TracedMemory, at: int) -> TracedMemory | None:
-        """Returns traced memory at its new time; None if an inner block frees it alone."""
+        """Moves traced memory to its new time; None if an inner block frees it alone."""
         allocation, end = held.allocation, None
         if allocation.end is not None:
             point = self.traced.point(allocation.end)

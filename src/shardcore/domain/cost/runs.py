@@ -122,12 +122,12 @@ class TracedRun:
         return max([*times, *(collective.time for collective in self.step.collectives)], default=0)
 
     def point(self, time: int) -> Point:
-        """Returns a time relative to its part."""
+        """Converts a time to one relative to its part."""
         part = self.parts[max(bisect_right(self._begins, time) - 1, 0)]
         return Point(part.at, part.turn, time - part.begin)
 
     def inner_are_equal(self) -> bool:
-        """Returns whether the inner blocks do the same, at the same times relative to them."""
+        """Tells whether the inner blocks do the same, at the same times relative to them."""
         inner = [self._signature(at) for at in self.run.inner]
         if any(signature is None or signature != inner[0] for signature in inner):
             return False
@@ -137,7 +137,6 @@ class TracedRun:
         return all(len(times) < 2 for times in same)
 
     def _memory_of(self, at: int) -> list[TracedMemory]:
-        """Returns the memory of the block at a position."""
         return [held for held in self.step.memory if self.positions.get(held.block) == at]
 
     def _relative_end(self, held: TracedMemory) -> int | None:
@@ -146,7 +145,7 @@ class TracedRun:
         return point.since if point is not None and point.at in self.run.inner else None
 
     def _signature(self, at: int) -> Hashable:
-        """Returns all that a block does, without its name; None if it cannot repeat."""
+        """Lists all that a block does, without its name; None if it cannot repeat."""
         name = self.run.traced[at - 1]
         parts = tuple((part.turn, part.length) for part in self.parts if part.at == at)
         operators: Counter[Hashable] = Counter()
@@ -168,7 +167,6 @@ class TracedRun:
         return parts, frozenset(operators.items()), collectives, tuple(memory), shared
 
     def _relative_memory(self, held: TracedMemory, at: int) -> Hashable:
-        """Returns a piece of memory of the block at a position, relative to it."""
         allocation, end, name = held.allocation, held.allocation.end, self.run.traced[at - 1]
         stored = held.stored and attrs.evolve(held.stored, path="")  # it has the name of the block
         sum_of = _without_numbers(held.sum_of.removeprefix(name))
@@ -188,7 +186,7 @@ class TracedRun:
 
 
 def _without_block_names(started: TracedCollective, block: str) -> TracedCollective:
-    """Returns a collective of a block without the names by which equal blocks differ."""
+    """Removes the names by which equal blocks differ."""
     renamed = started.relocated(block, "")
     facts = attrs.evolve(
         renamed.facts,
@@ -200,7 +198,7 @@ def _without_block_names(started: TracedCollective, block: str) -> TracedCollect
 
 
 def _without_numbers(path: str) -> str:
-    """Returns a path without the numbers that Keras counts on from block to block.
+    """Removes the numbers that Keras counts on from block to block.
 
     Example:
         >>> _without_numbers("block/dense_12/kernel")

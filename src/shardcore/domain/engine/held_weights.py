@@ -25,8 +25,8 @@ class WeightSize:
 
 
 # Biases and scales are small beside the kernels, also all of them: they stay until the step ends.
-# So what a block all-gathers does not depend on the number of blocks behind it. The total is for
-# loops of a user, where no step ends.
+# So what a block all-gathers does not depend on the number of blocks behind it (ADR 49). The total
+# is for loops of a user, where no step ends.
 SMALL = WeightSize(512 * 1024, 4 * BUCKET_BYTES)
 # The steps of a recurrence use one kernel repeatedly.
 LARGE = WeightSize(BUCKET_BYTES, BUCKET_BYTES)
@@ -52,7 +52,7 @@ class LatestWeights(Generic[_Weight]):
     _held: dict[Hashable, tuple[_Weight, int]] = attrs.field(factory=dict, init=False)
 
     def find(self, key: Hashable) -> _Weight | None:
-        """Returns the weight of `key`, which is the latest from now on."""
+        """Looks a weight up; it is the latest from now on."""
         weight_and_bytes = self._held.pop(key, None)
         if weight_and_bytes is None:
             return None
@@ -74,7 +74,7 @@ class LatestWeights(Generic[_Weight]):
 
 
 def size_of(weight: int, sizes: Sequence[WeightSize] = PER_USE) -> WeightSize | None:
-    """Returns the size that a weight of so many bytes has; None if it is too large to be held.
+    """Finds the size that a weight of so many bytes has; None if it is too large to be held.
 
     Example:
         >>> size_of(4) == SMALL, size_of(2**20) == LARGE, size_of(2**30)

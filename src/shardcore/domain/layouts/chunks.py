@@ -11,7 +11,7 @@ from shardcore.domain.layouts.placements import Blocks, Segments, blocks_of, seg
 
 @lru_cache(maxsize=4096)
 def chunk_sizes(size: int, ranks: tuple[int, ...], block: int) -> tuple[int, ...]:
-    """Returns the sizes of all chunks of a dim of `size` elements, in order.
+    """Cuts a dim of `size` elements as `torch.chunk`; lists the sizes of all chunks in order.
 
     `ranks` has the number of ranks along each axis that shards it, the major first. It is sharded
     between blocks of `block` elements.
@@ -29,7 +29,7 @@ def chunk_sizes(size: int, ranks: tuple[int, ...], block: int) -> tuple[int, ...
 def chunk_at(
     size: int, ranks: tuple[int, ...], block: int, coordinate: tuple[int, ...]
 ) -> tuple[int, int]:
-    """Returns the start and the size of one chunk of a dim, without the other chunks.
+    """Computes the start and the size of one chunk of a dim, without the other chunks.
 
     `coordinate` has the coordinate of its rank along each axis that shards the dim. The start of an
     empty chunk is the end of the dim.
@@ -52,7 +52,7 @@ def _cut(size: int, count: int, block: int) -> Iterator[int]:
 
 @lru_cache(maxsize=4096)
 def block_of(size: int, ranks: tuple[int, ...], chunks: tuple[int, ...]) -> int | None:
-    """Returns the block by which `size` elements are cut into `chunks`, None if there is none.
+    """Finds the block by which `size` elements are cut into `chunks`, None if there is none.
 
     It is the smallest one that divides `size`, else the smallest. Any such block divides the first
     chunk.
@@ -73,7 +73,7 @@ Level: TypeAlias = tuple[int, tuple[int, ...], int]
 
 
 def levels(size: int, ranks: tuple[int, ...], blocks: Blocks) -> tuple[Level, Level]:
-    """Returns how the segments of a dim of `size` elements are sharded, and how each of them is.
+    """Separates how the segments of a dim are sharded, and how each of them is.
 
     Example:
         >>> levels(24, (2, 3), Segments(4, outer=1)), levels(24, (2, 3), 2)
@@ -88,7 +88,7 @@ def levels(size: int, ranks: tuple[int, ...], blocks: Blocks) -> tuple[Level, Le
 
 @lru_cache(maxsize=4096)
 def sizes_in_blocks(size: int, ranks: tuple[int, ...], blocks: Blocks) -> tuple[int, ...]:
-    """Returns the sizes of all chunks of a dim of `size` elements in `blocks`, in order.
+    """Lists the sizes of all chunks of a dim of `size` elements in `blocks`, in order.
 
     Example:
         >>> sizes_in_blocks(21, (2, 2), Segments(7, outer=1))
@@ -100,7 +100,7 @@ def sizes_in_blocks(size: int, ranks: tuple[int, ...], blocks: Blocks) -> tuple[
 
 @lru_cache(maxsize=4096)
 def normal_blocks(size: int, ranks: tuple[int, ...], blocks: Blocks) -> Blocks:
-    """Returns the least blocks by which ranks get the same elements of a dim.
+    """Finds the least blocks by which ranks get the same elements of a dim.
 
     Example:
         >>> normal_blocks(24, (2,), 4), normal_blocks(24, (2,), Segments(4, 3, outer=1))
@@ -126,7 +126,7 @@ def normal_blocks(size: int, ranks: tuple[int, ...], blocks: Blocks) -> Blocks:
 
 
 def in_segments(size: int, ranks: tuple[int, ...], blocks: Blocks, count: int) -> Segments | None:
-    """Returns the `count` segments by which ranks get the same elements; None if there are none.
+    """Finds the `count` segments by which ranks get the same elements; None if there are none.
 
     Example:
         >>> in_segments(24, (2, 2), 1, 2), in_segments(24, (2, 2), 1, 6)
@@ -156,7 +156,7 @@ def in_segments(size: int, ranks: tuple[int, ...], blocks: Blocks, count: int) -
 
 
 def blocks_along(size: int, blocks: Blocks, position: int) -> Blocks:
-    """Returns the blocks of a dim as one of the axes that shard it would shard it alone.
+    """Computes the blocks of a dim as one of the axes that shard it would shard it alone.
 
     The axis is at `position` among them.
 

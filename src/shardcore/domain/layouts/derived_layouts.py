@@ -8,7 +8,7 @@ from shardcore.domain.layouts.placements import Partial, ReduceOp, Replicate
 
 
 def with_dims(layout: Layout, dims: Sequence[int]) -> Layout:
-    """Returns the layout of a tensor that has `dims` of one in `layout`, in this order.
+    """Picks `dims` of a layout, in this order.
 
     Example:
         >>> from shardcore.domain.layouts.mesh import Mesh
@@ -20,13 +20,13 @@ def with_dims(layout: Layout, dims: Sequence[int]) -> Layout:
 
 
 def without_blocks(layout: Layout, dim: int) -> Layout:
-    """Returns `layout` with `dim` in blocks of one element."""
+    """Cuts `dim` between any two elements: its blocks become 1."""
     blocks = [1 if block_dim == dim else block for block_dim, block in enumerate(layout.blocks)]
     return Layout(layout.mesh, layout.spec, layout.partial, blocks)
 
 
 def with_pending(layout: Layout, pending: PartialAxes) -> Layout:
-    """Returns `layout` with the reductions in `pending` pending too."""
+    """Adds reductions that are still to be done."""
     return Layout(layout.mesh, layout.spec, (*layout.partial, *pending), layout.blocks)
 
 
@@ -35,7 +35,7 @@ _NEUTRAL = {"sum": 0, "product": 1}
 
 
 def layout_on_first_ranks(layout: Layout, target: Layout, rank: int) -> tuple[Layout, int | None]:
-    """Returns the layout in which a tensor that becomes partial has its values on the first ranks.
+    """Lays a tensor that becomes partial out with its values on the first ranks.
 
     The first rank of each newly partial axis holds the values, and the others hold neutral ones:
     0 in a sum, 1 in a product.
@@ -70,7 +70,7 @@ def layout_on_first_ranks(layout: Layout, target: Layout, rank: int) -> tuple[La
 
 @lru_cache(maxsize=4096)
 def reduced_by_ranks(layout: Layout, dim: int, op: ReduceOp) -> Layout:
-    """Returns the layout of a tensor that each rank has reduced along its shard of `dim`.
+    """Lays out a tensor that each rank has reduced along its shard of `dim`.
 
     Example:
         >>> from shardcore.domain.layouts.mesh import Mesh
@@ -84,7 +84,7 @@ def reduced_by_ranks(layout: Layout, dim: int, op: ReduceOp) -> Layout:
 
 
 def broadcast_layout(layout: Layout, shape: tuple[int, ...], other: tuple[int, ...]) -> Layout:
-    """Returns the layout, reduced, of a tensor of shape `other` that is broadcast to `shape`.
+    """Lays out, reduced, a tensor of shape `other` that is broadcast to `shape`.
 
     Each rank has the elements that meet those of its shard of a tensor in `layout`.
 
@@ -106,7 +106,7 @@ def broadcast_layout(layout: Layout, shape: tuple[int, ...], other: tuple[int, .
 
 
 def newly_sharded_dims(repeats: Sequence[int], layout: Layout, target: Layout) -> tuple[int, ...]:
-    """Returns the dims of `repeats` that `target` shards by axes that shard others in `layout`.
+    """Lists the dims of `repeats` that `target` shards by axes that shard others in `layout`.
 
     Example:
         >>> from shardcore.domain.layouts.mesh import Mesh
@@ -125,7 +125,7 @@ def newly_sharded_dims(repeats: Sequence[int], layout: Layout, target: Layout) -
 
 
 def is_less_sharded(layout: Layout, other: Layout) -> bool:
-    """Returns whether `other` is `layout`, but replicated along some axes.
+    """Tells whether `other` is `layout`, but replicated along some axes.
 
     Example:
         >>> from shardcore.domain.layouts.mesh import Mesh
@@ -141,7 +141,7 @@ def is_less_sharded(layout: Layout, other: Layout) -> bool:
 def pending_in_results(
     operands: Sequence[Layout], linear_in: Sequence[int], adds: Sequence[int]
 ) -> PartialAxes:
-    """Returns the reductions of operands that stay pending in the results.
+    """Finds the reductions of operands that stay pending in the results.
 
     Args:
         operands: The layouts of the operands.
@@ -176,6 +176,6 @@ def pending_in_results(
 
 
 def are_free(layouts: Iterable[Layout], pending: PartialAxes) -> bool:
-    """Returns whether no layout uses an axis of `pending`."""
+    """Tells whether no layout uses an axis of `pending`."""
     placements = (layout.placement(axis) for layout in layouts for axis, _ in pending)
     return all(isinstance(placement, Replicate) for placement in placements)

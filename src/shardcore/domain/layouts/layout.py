@@ -93,12 +93,12 @@ class Layout:
     @classmethod
     @lru_cache(maxsize=4096)
     def replicated(cls, mesh: Mesh, ndim: int) -> "Layout":
-        """Returns the layout of a tensor with `ndim` dims that every rank holds in full."""
+        """Builds the layout of a tensor with `ndim` dims that every rank holds in full."""
         return cls(mesh, (None,) * ndim)
 
     @classmethod
     def from_placements(cls, mesh: Mesh, placements: Iterable[Placement], ndim: int) -> "Layout":
-        """Returns the layout with one placement per mesh axis: the inverse of `placements`.
+        """Builds the layout with one placement per mesh axis: the inverse of `placements`.
 
         A dim that several axes shard is sharded in the order of the mesh axes, as in DTensor.
 
@@ -137,7 +137,7 @@ class Layout:
         return not any(self.spec) and not self.partial
 
     def fitting(self, shape: Iterable[int], what: str) -> "Layout":
-        """Returns this layout, if it has as many dims as `shape`.
+        """Checks that this layout has as many dims as `shape`, and returns it.
 
         Args:
             shape: The global shape.
@@ -154,11 +154,11 @@ class Layout:
         return self
 
     def dim_axes(self, dim: int) -> tuple[str, ...]:
-        """Returns the axes that shard tensor dim `dim`, the major first."""
+        """The axes that shard tensor dim `dim`, the major first."""
         return entry_axes(self.spec[dim])
 
     def placement(self, axis: str) -> Placement:
-        """Returns the placement of the tensor along `axis`.
+        """The placement of the tensor along `axis`.
 
         Raises:
             MeshError: If the mesh has no such axis.
@@ -192,7 +192,7 @@ class Layout:
 
     @lru_cache(maxsize=4096)  # noqa: B019 - layouts are few, and a step asks for each gradient
     def without(self, *axes: str) -> "Layout":
-        """Returns this layout with `axes` sharding no dim.
+        """Removes `axes` from the dims that they shard.
 
         The compute layout is the storage layout without the batch axis.
 
@@ -216,7 +216,7 @@ class Layout:
         return Layout(self.mesh, self.spec, (), self.blocks) if self.partial else self
 
     def normalized(self, shape: Iterable[int]) -> "Layout":
-        """Returns this layout without blocks that shard a tensor of `shape` as blocks of 1 do.
+        """Replaces blocks that shard a tensor of `shape` as blocks of 1 do by 1.
 
         Two normalized layouts with one spec are equal if they give every rank the same elements.
 
@@ -233,11 +233,11 @@ class Layout:
         return Layout(self.mesh, self.spec, self.partial, tuple(blocks))
 
     def ranks(self, dim: int) -> tuple[int, ...]:
-        """Returns the number of ranks along each axis that shards `dim`, the major first."""
+        """The number of ranks along each axis that shards `dim`, the major first."""
         return tuple(self.mesh.axis_size(axis) for axis in self.dim_axes(dim))
 
     def chunk_sizes(self, dim: int, size: int) -> tuple[int, ...]:
-        """Returns the sizes of all chunks of `dim`, which has `size` elements, in order.
+        """Lists the sizes of all chunks of `dim`, which has `size` elements, in order.
 
         Example:
             >>> Layout(Mesh((2,), ("data",)), ("data",), blocks=(4,)).chunk_sizes(0, 20)
@@ -251,7 +251,7 @@ class Layout:
         return tuple(segments_of(block).count for block in self.blocks)
 
     def local_shape(self, shape: Iterable[int], rank: int) -> tuple[int, ...]:
-        """Returns the shape of the local shard of `rank`, of a tensor of global shape `shape`.
+        """Computes the shape of the local shard of `rank`, of a tensor of global shape `shape`.
 
         Raises:
             LayoutError: If `shape` has another number of dims than the spec.
@@ -260,7 +260,7 @@ class Layout:
         return tuple(size for _, size in self._held(tuple(shape), rank))
 
     def slices(self, shape: Iterable[int], rank: int) -> tuple[slice, ...]:
-        """Returns the part of the global tensor that `rank` holds, as an index.
+        """Computes the part of the global tensor that `rank` holds, as an index.
 
         An empty part begins at the end of its dim, as in torch.
 
@@ -277,7 +277,7 @@ class Layout:
         return tuple(slice(start, start + size) for start, size in self._held(tuple(shape), rank))
 
     def _held(self, shape: tuple[int, ...], rank: int) -> tuple[tuple[int, int], ...]:
-        """Returns per dim the start and the size of the shard of `rank`.
+        """Finds per dim the start and the size of the shard of `rank`.
 
         A dim of several segments has no start.
         """

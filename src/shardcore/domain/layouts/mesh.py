@@ -93,7 +93,7 @@ class Mesh:
         return tuple(product(*map(range, self.shape)))
 
     def axis_index(self, axis: str) -> int:
-        """Returns the position of `axis` among the axes.
+        """The position of `axis` among the axes.
 
         Raises:
             MeshError: If the mesh has no such axis.
@@ -105,11 +105,11 @@ class Mesh:
         return self.axis_names.index(axis)
 
     def axis_size(self, axis: str) -> int:
-        """Returns the number of ranks along `axis`."""
+        """The number of ranks along `axis`."""
         return self.shape[self.axis_index(axis)]
 
     def coordinate(self, rank: int) -> tuple[int, ...]:
-        """Returns the position of `rank` along each axis.
+        """The position of `rank` along each axis.
 
         Raises:
             MeshError: If the mesh has no such rank.
@@ -123,7 +123,7 @@ class Mesh:
         return self._coordinates[rank]
 
     def size_along(self, axes: Iterable[str]) -> int:
-        """Returns the number of ranks along `axes` together.
+        """The number of ranks along `axes` together.
 
         Example:
             >>> Mesh((2, 3, 4), ("replica", "shard", "model")).size_along(("replica", "shard"))
@@ -132,7 +132,7 @@ class Mesh:
         return math.prod(map(self.axis_size, axes))
 
     def position_along(self, axes: Iterable[str], rank: int) -> int:
-        """Returns the position of `rank` among the ranks along `axes`, the first of them the major.
+        """Numbers `rank` among the ranks along `axes`, the first of them the major.
 
         Example:
             >>> Mesh((2, 3), ("replica", "shard")).position_along(("replica", "shard"), 4)
@@ -144,13 +144,13 @@ class Mesh:
         return position
 
     def axis_group(self, axis: str, rank: int) -> tuple[int, ...]:
-        """Returns the ranks that differ from `rank` only along `axis`, and itself, in order."""
+        """Lists `rank` and the ranks that differ from it only along `axis`, in order."""
         step = math.prod(self.shape[self.axis_index(axis) + 1 :])
         first = rank - self.coordinate(rank)[self.axis_index(axis)] * step
         return tuple(first + step * position for position in range(self.axis_size(axis)))
 
     def axis_groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
-        """Returns all the groups along `axis`, ordered by their first rank."""
+        """Lists all the groups along `axis`, ordered by their first rank."""
         index = self.axis_index(axis)
         firsts = (rank for rank in range(self.size) if not self.coordinate(rank)[index])
         return tuple(self.axis_group(axis, rank) for rank in firsts)

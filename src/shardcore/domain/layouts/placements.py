@@ -52,12 +52,12 @@ Blocks: TypeAlias = int | Segments
 
 
 def blocks_of(count: int, block: int) -> Blocks:
-    """Returns the blocks of a dim of `count` segments in blocks of `block` elements."""
+    """Writes one segment as its elements in a block, and several as `Segments`."""
     return block if count == 1 else Segments(count, block)
 
 
 def segments_of(blocks: Blocks) -> Segments:
-    """Returns the segments of a dim: one, if it has blocks of a number of elements."""
+    """Inverts `blocks_of`: a number of elements is the block of one segment."""
     return Segments(1, blocks) if isinstance(blocks, int) else blocks
 
 

@@ -12,7 +12,7 @@ DimSpec: TypeAlias = str | tuple[str, ...] | None
 
 
 def dim_spec(entry: object) -> DimSpec:
-    """Returns the entry of a spec for no axis, one, or a sequence of axes."""
+    """Normalizes an entry for no axis, one, or a sequence of axes."""
     axes = tuple(entry) if isinstance(entry, list | tuple) else (entry,)
     if axes in ((), (None,)):
         return None
@@ -26,7 +26,7 @@ def dim_spec(entry: object) -> DimSpec:
 
 
 def spec_of(value: Iterable[object]) -> tuple[DimSpec, ...]:
-    """Returns the spec of a list or a tuple of entries, one per tensor dim."""
+    """Normalizes a list or a tuple of entries, one per tensor dim."""
     if not isinstance(value, list | tuple):
         raise LayoutError(
             f"A spec is a tuple with one entry per tensor dim, got {value!r}.", got=repr(value)
@@ -37,7 +37,7 @@ def spec_of(value: Iterable[object]) -> tuple[DimSpec, ...]:
 def spec_of_placements(
     placements: Mapping[str, Placement], ndim: int
 ) -> tuple[tuple[DimSpec, ...], tuple[Blocks, ...]]:
-    """Returns the spec and the blocks of a tensor with `ndim` dims, by its placement on each axis.
+    """Converts placements by axis to the spec and the blocks of a tensor with `ndim` dims.
 
     A dim that several axes shard is sharded in the order of `placements`.
 
@@ -70,14 +70,14 @@ def spec_of_placements(
 
 
 def entry_axes(entry: DimSpec) -> tuple[str, ...]:
-    """Returns the axes of an entry of a spec, the major first."""
+    """The axes of an entry of a spec, the major first."""
     if entry is None:
         return ()
     return (entry,) if isinstance(entry, str) else entry
 
 
 def named_axes(axes: Iterable[str]) -> str:
-    """Returns the names of axes for a message.
+    """Writes the names of axes for a message.
 
     Example:
         >>> named_axes(("data",)), named_axes(("replica", "shard"))
@@ -124,7 +124,7 @@ def check_spec(
 
 
 def without_axes(spec: Iterable[DimSpec], *axes: str) -> tuple[DimSpec, ...]:
-    """Returns `spec` with `axes` sharding no dim.
+    """Removes `axes` from the dims that they shard.
 
     Example:
         >>> without_axes((("data", "model"), "data"), "data")
@@ -138,7 +138,7 @@ def without_axes(spec: Iterable[DimSpec], *axes: str) -> tuple[DimSpec, ...]:
 def blocks_without(
     spec: Iterable[DimSpec], blocks: Iterable[Blocks], *axes: str
 ) -> tuple[Blocks, ...]:
-    """Returns the blocks of a layout of `spec` once `axes` shard no dim.
+    """Computes the blocks of a layout of `spec` once `axes` shard no dim.
 
     Example:
         >>> from shardcore.domain.layouts.placements import Segments

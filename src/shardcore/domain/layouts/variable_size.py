@@ -34,7 +34,7 @@ class VariableSize:
         return prod(self.shape) * self.itemsize
 
     def bytes_here(self, spec: tuple[DimSpec, ...], mesh: Mesh) -> int:
-        """Returns the bytes on the fullest rank, which is the first, as `torch.chunk` cuts.
+        """Counts the bytes on the fullest rank, which is the first, as `torch.chunk` cuts.
 
         Raises:
             LayoutError: If `spec` does not fit the variable or the mesh.

@@ -1,4 +1,4 @@
-"""The ranks that are late, by their heartbeats: a stopped rank sends none."""
+"""The ranks that are late, by their heartbeats: a stopped rank sends none (ADR 37)."""
 
 from collections.abc import Sequence
 
@@ -40,14 +40,14 @@ class Observation:
     ended: tuple[int, ...] = ()
 
     def waiting(self) -> list[int]:
-        """Returns the ranks that answer, and wait in a collective."""
+        """Lists the ranks that answer, and wait in a collective."""
         if self.ended:  # it is not known which ranks answer
             waits = (rank for rank, beat in self.after.items() if beat and beat.waits)
             return [rank for rank in waits if rank not in self.ended]
         return [rank for rank, beat in self.after.items() if beat and not self._is_late(rank)]
 
     def late(self) -> str:
-        """Returns the ranks for which the others wait, and where they are."""
+        """Names the ranks for which the others wait, and where they are."""
         if self.ended:
             return name_ended_ranks(self.ended)
         late = [rank for rank in self.after if self._is_late(rank)]
@@ -56,7 +56,7 @@ class Observation:
         return f"no rank: all wait, in different collectives ({self.lines()})"
 
     def lines(self) -> str:
-        """Returns the lines of the ranks at first: one that has failed since runs another line."""
+        """Lists the lines of the ranks at first: one that has failed since runs another line."""
         return "; ".join(
             f"rank {rank} at {beat.line}" for rank, beat in self.before.items() if beat
         )
@@ -76,5 +76,5 @@ class Observation:
 
 
 def name_ended_ranks(ranks: Sequence[int]) -> str:
-    """Returns the ranks that have ended, for a sentence about whom others wait for."""
+    """Names the ranks that have ended, for a sentence about whom others wait for."""
     return ", ".join(f"rank {rank}, which has ended" for rank in ranks)

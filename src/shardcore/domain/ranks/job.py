@@ -84,7 +84,7 @@ def resolve_job(
     *,
     environ: Mapping[str, str],
 ) -> Job | None:
-    """Returns the place of this process in its job, as `keras.distribution.initialize` defines it.
+    """Finds the place of this process in its job, as `keras.distribution.initialize` defines it.
 
     Each value comes from the first source that has it:
 
@@ -191,7 +191,7 @@ def _host(address: str, where: str) -> tuple[str, int]:
 def _world_size(
     size: _Setting | None, hosts: list[tuple[str, int]], addresses: _Setting | None
 ) -> _Setting:
-    """Returns the world size, given or counted; several addresses must be one per process."""
+    """Takes the given world size, or counts addresses; several must be one per process."""
     if size is None:
         if len(hosts) > 1 and addresses is not None:
             return _Setting(len(hosts), f"the number of addresses in {addresses.where}")

@@ -9,7 +9,7 @@ from rich.table import Table
 from shardcore.domain.cost.events import Kind
 from shardcore.domain.errors import LayoutError
 from shardcore.domain.layouts.mesh import Mesh
-from shardcore.domain.layouts.paths.rules import PathRules
+from shardcore.domain.layouts.path_rules import PathRules
 from shardcore.domain.layouts.spec import DimSpec
 from shardcore.domain.layouts.variable_size import VariableSize
 from shardcore.reporting.tables import Column, Report, build, human_bytes

@@ -7,8 +7,8 @@ from typing import Any
 import attrs
 from rich.table import Table
 
-from shardcore.domain.cost.cost import StepCost
 from shardcore.domain.cost.machine import Machine
+from shardcore.domain.cost.rank_step import StepCost
 from shardcore.domain.layouts.mesh import Mesh
 from shardcore.reporting.tables import Column, Report, build, human_bytes
 

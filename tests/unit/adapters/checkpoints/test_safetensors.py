@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcore.adapters.checkpoints.safetensors import open_file, write
+from shardcore.domain.checkpoints.file_format import DTYPES, header_of
 from shardcore.domain.checkpoints.grid import Box
-from shardcore.domain.checkpoints.header import header_of
-from shardcore.domain.checkpoints.index import DTYPES
 from shardcore.domain.errors import CheckpointError
 
 TENSORS = {name: torch.arange(6).reshape(2, 3).to(getattr(torch, name)) for name in DTYPES} | {

@@ -5,12 +5,12 @@ import pytest
 
 from shardcore.bootstrap.cost.repeats import Repeats, trace_steps, verify_repeats
 from shardcore.bootstrap.cost.traces import PlannedCandidate, TraceRequest
-from shardcore.domain.cost.larger_mesh import RankStep
 from shardcore.domain.cost.machine import known_machines
+from shardcore.domain.cost.rank_step import RankStep
 from shardcore.domain.layouts.mesh import Mesh
 from shardcore.policies.candidates import Candidate
 from shardcore.policies.rules import PlannedRules, Rule
-from shardcore.ports.model import LayerFacts, VariableFacts
+from shardcore.ports.policy import LayerFacts, VariableFacts
 
 KIB = 1024 // 4  # elements
 MIB = 1024 * KIB

@@ -2,7 +2,7 @@
 
 import gc
 
-from shardcore.domain.checkpoints import bounds
+from shardcore.domain.checkpoints import file_format
 
 
 def test_the_collector_of_garbage_does_not_walk_through_the_values_of_a_text():
@@ -13,7 +13,7 @@ def test_the_collector_of_garbage_does_not_walk_through_the_values_of_a_text():
 
     gc.callbacks.append(note)
     try:
-        bounds.parse_json(b"[" + b"[]," * 10**5 + b"[]]", 10**6)
+        file_format.parse_json(b"[" + b"[]," * 10**5 + b"[]]", 10**6)
     finally:
         gc.callbacks.remove(note)
     assert sum(begins) <= 1, "at most when it goes on"

@@ -4,10 +4,9 @@ import attrs
 import pytest
 
 from shardcore.domain.cost.collective_cost import Link
-from shardcore.domain.cost.cost import cost_of
 from shardcore.domain.cost.events import Work
-from shardcore.domain.cost.larger_mesh import RankCollective, RankStep
 from shardcore.domain.cost.machine import Machine, Speed
+from shardcore.domain.cost.rank_step import RankCollective, RankStep, cost_of
 from shardcore.domain.layouts.mesh import Mesh
 
 NEAR, FAR = Link(1, 1000), Link(10, 100)

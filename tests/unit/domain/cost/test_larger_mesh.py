@@ -9,7 +9,7 @@ from shardcore.domain.cost.events import (
     TracedStep,
     Work,
 )
-from shardcore.domain.cost.larger_mesh import RankCollective, step_on
+from shardcore.domain.cost.rank_step import RankCollective, step_on
 from shardcore.domain.cost.reasons import CollectiveFacts
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.mesh import Mesh

@@ -14,7 +14,7 @@ from shardcore.domain.cost.events import (
     TracedStep,
     Work,
 )
-from shardcore.domain.cost.larger_mesh import step_on
+from shardcore.domain.cost.rank_step import step_on
 from shardcore.domain.cost.reasons import CollectiveFacts
 from shardcore.domain.cost.repeats import with_all_blocks
 from shardcore.domain.cost.runs import Run

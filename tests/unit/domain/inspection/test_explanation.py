@@ -9,7 +9,7 @@ from shardcore.domain.cost.collectives import (
     merge_equal,
 )
 from shardcore.domain.cost.reasons import CollectiveFacts, reason
-from shardcore.domain.engine.redistribution.plan import plan
+from shardcore.domain.engine.redistribution import plan
 from shardcore.domain.inspection import SMALL, advise, rules_as_code
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.mesh import Mesh

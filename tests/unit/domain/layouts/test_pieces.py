@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcore.domain.layouts.pieces import BLOCK, overlap, pieces
+from shardcore.domain.layouts.memory_order import BLOCK, overlap, pieces
 
 SHAPES = (
     st.lists(st.sampled_from([1, 2, 3, 5, 16, 32, 40]), min_size=1, max_size=4)

@@ -10,11 +10,11 @@ from shardcore.adapters.engine.operators.attention_call import AttentionCall
 from shardcore.adapters.engine.operators.ring_attention import RingAttention, RingExchange
 from shardcore.adapters.engine.task import Compute, Handler, Operand, Parts, Planner, Task, order_of
 from shardcore.adapters.torch_private import Operator, unnamed_operators
-from shardcore.domain.engine.planner.choice import Sharding
-from shardcore.domain.engine.planner.ring import Ring
+from shardcore.domain.engine.choice import Sharding
+from shardcore.domain.engine.ring import Ring
 from shardcore.domain.engine.rules import layers
 from shardcore.domain.engine.rules.rule import OperatorRule
-from shardcore.domain.layouts.strides import Order
+from shardcore.domain.layouts.memory_order import Order
 
 # The factors of the lengths, which only a ring shards, and the dim that has them.
 _LENGTHS = frozenset({"q", "k"})

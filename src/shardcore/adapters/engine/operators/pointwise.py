@@ -11,10 +11,10 @@ from shardcore.adapters import torch_private
 from shardcore.adapters.engine.task import Handler, Operand, Planner, Task, by_operator, order_of
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.torch_private import Args, Operator
-from shardcore.domain.engine.planner.choice import Sharding
+from shardcore.domain.engine.choice import Sharding
 from shardcore.domain.engine.rules import basic
 from shardcore.domain.engine.rules.rule import have_common_shape
-from shardcore.domain.layouts.strides import Order, memory_order
+from shardcore.domain.layouts.memory_order import Order, memory_order
 
 aten = torch.ops.aten
 

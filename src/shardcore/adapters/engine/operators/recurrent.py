@@ -9,8 +9,8 @@ from typing import Any
 
 from shardcore.adapters.engine.task import Operand, Operator, Parts, Planner, Task
 from shardcore.adapters.torch_private import Args, Kwargs, arguments_of, unnamed_operators
-from shardcore.domain.engine.planner.call import PlacedTensor
-from shardcore.domain.engine.planner.choice import shard_as
+from shardcore.domain.engine.call import PlacedTensor
+from shardcore.domain.engine.choice import shard_as
 from shardcore.domain.engine.rules import layers
 
 # What the layers make for their gradient: all weights in one tensor, and states of the steps.

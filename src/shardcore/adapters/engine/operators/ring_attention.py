@@ -22,7 +22,7 @@ from shardcore.adapters.engine.task import Parts
 from shardcore.adapters.engine.tensor import Form
 from shardcore.adapters.ranks.job.threads import check_thread
 from shardcore.adapters.torch_private import collectives, without_results
-from shardcore.domain.engine.planner.ring import KeyBlock, visible_keys
+from shardcore.domain.engine.ring import KeyBlock, visible_keys
 from shardcore.domain.layouts.layout import Layout
 from shardcore.ports.measurement import Move, redistribution_scope
 
@@ -146,7 +146,7 @@ class RingAttention:
     Args:
         call: The call of the operator of torch, which runs on a part of the keys.
         exchange: The ring in which keys and values are sent.
-        striped: Whether ranks have stripes of the sequence: `domain.engine.planner.ring` has both.
+        striped: Whether ranks have stripes of the sequence: `domain.engine.ring` has both.
     """
 
     call: AttentionCall

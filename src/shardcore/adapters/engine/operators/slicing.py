@@ -13,10 +13,10 @@ from shardcore.adapters.engine.task import Handler, Operand, Operator, Planner, 
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import note_view
 from shardcore.adapters.ranks.job.threads import check_thread
-from shardcore.domain.engine.planner.choice import Sharding
-from shardcore.domain.engine.redistribution.shift import Shift
+from shardcore.domain.engine.choice import Sharding
 from shardcore.domain.engine.rules import basic, movement
 from shardcore.domain.engine.rules.rule import OperatorRule
+from shardcore.domain.engine.segments import Shift
 from shardcore.domain.layouts.derived_layouts import reduced_by_ranks, with_dims
 from shardcore.ports.measurement import Move, redistribution_scope
 

@@ -11,10 +11,10 @@ from shardcore.adapters import torch_private
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.task import Compute, Operand, Parts, Planner, Task, by_operator
 from shardcore.adapters.torch_private import Operator
-from shardcore.domain.engine.planner.choice import Sharding
-from shardcore.domain.engine.redistribution.segments import sharded_dims
+from shardcore.domain.engine.choice import Sharding
 from shardcore.domain.engine.rules import basic, movement
 from shardcore.domain.engine.rules.rule import OperatorRule
+from shardcore.domain.engine.segments import sharded_dims
 from shardcore.domain.errors import LayoutError, ShardedTensorError
 
 

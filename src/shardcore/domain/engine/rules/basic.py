@@ -1,4 +1,7 @@
-"""Rules of elementwise operators, operators along some dims, reductions and layer norms."""
+"""Rules of elementwise operators, operators along some dims, reductions and layer norms.
+
+The first line of each function says what the operator does whose rule it builds.
+"""
 
 from collections.abc import Sequence
 
@@ -7,7 +10,7 @@ from shardcore.domain.layouts.placements import ReduceOp
 
 
 def elementwise(shapes: Sequence[Shape], results: int = 1) -> OperatorRule:
-    """Returns the rule of an elementwise operator, which broadcasts dims of size 1.
+    """Computes element by element; dims of size 1 are broadcast, and are not sharded.
 
     Example:
         >>> str(elementwise(((8, 4), (4,), (8, 1))))
@@ -28,7 +31,7 @@ def elementwise(shapes: Sequence[Shape], results: int = 1) -> OperatorRule:
 
 
 def product(operands: str, result: str, *shapes: Shape) -> tuple[OperatorRule, Shape]:
-    """Returns the rule of a product of two tensors, and the shape of its result.
+    """Multiplies two tensors, and adds others. Returns the shape of the result too.
 
     `shapes` has the shapes of tensors that are added to the product and broadcast, then of both.
 
@@ -46,14 +49,13 @@ def product(operands: str, result: str, *shapes: Shape) -> tuple[OperatorRule, S
 
 
 def _broadcast(added: Shape, dims: list[str], shape: Shape) -> str:
-    """Returns the dims of a tensor that is added to one of `shape`, "-" where it is broadcast."""
     new = len(shape) - len(added)
     dims_and_sizes = zip(dims[new:], added, shape[new:], strict=True)
     return " ".join(dim if size == full else "-" for dim, size, full in dims_and_sizes) or "()"
 
 
 def along(ndim: int, mixed: frozenset[int], operands: int = 1, results: int = 1) -> OperatorRule:
-    """Returns the rule of an operator that mixes elements along the dims in `mixed` only: a pad.
+    """Mixes elements along the dims in `mixed` only, as a pad does.
 
     Example:
         >>> str(along(3, frozenset({1})))
@@ -66,7 +68,7 @@ def along(ndim: int, mixed: frozenset[int], operands: int = 1, results: int = 1)
 def reduction(
     ndim: int, dims: frozenset[int], keep: bool, op: ReduceOp | None = None, results: int = 1
 ) -> OperatorRule:
-    """Returns the rule of a reduction along `dims`, which stay with size 1 if `keep`.
+    """Reduces along `dims`, which stay with size 1 if `keep`.
 
     Partial results are reduced by `op`; without it, no reduced dim is sharded.
 
@@ -83,7 +85,7 @@ def reduction(
 
 
 def layer_norm(leading: int, trailing: int, weights: int) -> OperatorRule:
-    """Returns the rule of a normalization over the last `trailing` dims, with `weights` weights.
+    """Normalizes over the last `trailing` dims, with `weights` weights.
 
     Example:
         >>> str(layer_norm(2, 1, 1))
@@ -97,7 +99,7 @@ def layer_norm(leading: int, trailing: int, weights: int) -> OperatorRule:
 def layer_norm_backward(
     leading: int, trailing: int, weights: int, moments: int = 2
 ) -> OperatorRule:
-    """Returns the rule of its gradient: of the gradient, the input, its moments and the weights.
+    """Takes the gradient, the input, its moments and the weights of `layer_norm`.
 
     A normalization by one moment has one weight, one by two moments a bias too.
 

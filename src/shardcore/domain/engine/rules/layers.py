@@ -1,5 +1,6 @@
 """Rules of convolutions, pools, attention and recurrent layers.
 
+The first line of each function says what the operator does whose rule it builds.
 Adapters name the operators that a rule is for; docs/reference/operators.md lists the rules.
 """
 
@@ -23,7 +24,7 @@ class Channels:
 
     @classmethod
     def of(cls, kernel: Shape, groups: int, transposed: bool) -> Self:
-        """Returns the channels of a convolution with a kernel of this shape.
+        """Reads the channels of a convolution off the shape of its kernel.
 
         Example:
             >>> Channels.of((12, 1, 3, 3), groups=4, transposed=False)
@@ -53,7 +54,7 @@ class Channels:
 
 
 def convolution(channels: Channels, spatial: int, bias: bool) -> OperatorRule:
-    """Returns the rule of a convolution over `spatial` dims, which contracts channels by group.
+    """Contracts channels, by group, over `spatial` dims.
 
     Example:
         >>> str(convolution(Channels(1, 3, 8, transposed=False), spatial=2, bias=True))
@@ -67,7 +68,7 @@ def convolution(channels: Channels, spatial: int, bias: bool) -> OperatorRule:
 
 
 def convolution_backward(channels: Channels, spatial: int) -> OperatorRule:
-    """Returns the rule of the gradients of a convolution.
+    """Computes the gradients of input, kernel and bias from that of the output.
 
     Example:
         >>> str(convolution_backward(Channels(1, 3, 8, transposed=False), spatial=1))
@@ -90,7 +91,7 @@ def windows(
     padding: int | Sequence[int] = 0,
     dilation: int | Sequence[int] = 1,
 ) -> tuple[int | None, ...]:
-    """Returns per dim of a plane the size of the window of a pool.
+    """Finds, per dim of a plane, the size of the window of a pool if it can be sharded.
 
     It is None where windows overlap, leave gaps, or do not fill the dim. The operands have the
     names and defaults of torch.
@@ -111,7 +112,7 @@ def windows(
 
 
 def _of_dims(number: int | Sequence[int], ndim: int) -> list[int]:
-    """Returns a number for each dim of a plane; no number if none is given."""
+    """Expands a number to each dim of a plane; none if none is given."""
     given = [number] if isinstance(number, int) else list(number)
     return given * ndim if len(given) == 1 else given
 
@@ -123,7 +124,7 @@ def pool(
     results: int = 1,
     numbered: bool = False,
 ) -> OperatorRule:
-    """Returns the rule of a pool of the last dims, or of its gradient, which cuts no window.
+    """Pools the last dims, or computes the gradient of that; no window is cut.
 
     For each of the last dims, `windows` has the size of a window that divides it, None if it is not
     sharded. `pooled` says which operands are pooled; the results are if none is. If `numbered`, the
@@ -145,22 +146,22 @@ def pool(
 
 
 def im2col(batched: bool, window: int) -> OperatorRule:
-    """Returns the rule of `im2col`: the channels of the result are blocks of `window` elements."""
+    """Flattens windows: the channels of the result are blocks of `window` elements."""
     batch = "n " * batched
     return rule(f"{batch}c - - -> {batch}{window}c -")
 
 
 def col2im(batched: bool, window: int) -> OperatorRule:
-    """Returns the rule of `col2im`, which adds columns to images."""
+    """Adds columns to images, the reverse of `im2col`."""
     batch = "n " * batched
     return rule(f"{batch}{window}c - -> {batch}c - -")
 
 
 def attention(heads: str, mask: str | None) -> OperatorRule:
-    """Returns the rule of attention over (batch, heads, length, size).
+    """Attends over (batch, heads, length, size).
 
     The lengths are those of the queries, `q`, and of the keys, `k`. Only a ring shards them, since
-    a sum over keys is no attention (`domain.engine.planner.ring`). The first two dims are `heads`:
+    a sum over keys is no attention (`domain.engine.ring`). The first two dims are `heads`:
     "b h", with "-" for one in which query, key and value differ. The first three of the mask are
     `mask`, with "-" for a broadcast dim.
 
@@ -173,7 +174,7 @@ def attention(heads: str, mask: str | None) -> OperatorRule:
 
 
 def attention_dims(inputs: Sequence[Shape], mask: Shape | None) -> tuple[str, str | None]:
-    """Returns the first dims of query, key and value, and of the mask, as `attention` takes them.
+    """Names the first dims of query, key and value, and of the mask, as `attention` takes them.
 
     Example:
         >>> attention_dims([(2, 8, 5, 4), (2, 1, 6, 4), (2, 1, 6, 4)], mask=(1, 8, 5, 6))
@@ -193,7 +194,7 @@ def attention_dims(inputs: Sequence[Shape], mask: Shape | None) -> tuple[str, st
 def attention_backward(
     heads: str, mask: str | None, trains_mask: bool = False, others: tuple[int, ...] = ()
 ) -> OperatorRule:
-    """Returns the rule of the gradient of attention.
+    """Computes the gradient of `attention`.
 
     Its operands are the gradient of the output, query, key and value, the output, its sums, the
     mask, and `others`, given by their numbers of dims, which every rank reads in full. If
@@ -216,7 +217,7 @@ def _mask(dims: str | None) -> str:
 def recurrent(
     batch_first: bool, weights: tuple[int, ...], cells: bool, packed: bool = False
 ) -> OperatorRule:
-    """Returns the rule of recurrent layers, of which only the batch is sharded.
+    """Runs recurrent layers, of which only the batch is sharded.
 
     Its operands are the input, as (batch, steps, size) with `batch_first`, else as (steps, batch,
     size); the initial state, and with `cells` that of the cells; if `packed` one tensor that has
@@ -239,7 +240,7 @@ def recurrent_backward(
     gradients: tuple[bool, ...],
     kept: int,
 ) -> OperatorRule:
-    """Returns the rule of the gradient of recurrent layers.
+    """Computes the gradient of `recurrent`.
 
     Its operands are the input, the initial states, the output, the gradients of the output and of
     the last states, as far as `gradients` says that they are given; `kept` tensors that the layers
@@ -269,5 +270,5 @@ def _recurrent_rows(batch_first: bool) -> str:
 
 
 def _read(ndim: int) -> str:
-    """Returns the dims of a tensor that every rank reads in full."""
+    """Writes the dims of a tensor that every rank reads in full."""
     return " ".join("-" * ndim) or "()"

@@ -1,5 +1,7 @@
 """Rules of operators that look elements up: indexing, embeddings, searches, losses of classes.
 
+The first line of each function says what the operator does whose rule it builds.
+
 If the classes of a loss are sharded, each rank looks up its own. An operand numbers the classes and
 is sharded as they are. The losses are partial then, and no class is moved.
 docs/reference/operators.md lists the rules.
@@ -10,7 +12,7 @@ from shardcore.domain.engine.rules.rule import OperatorRule, Shape, letters, rul
 
 
 def index(ndim: int, first: int, indexed: int, index_dims: int) -> OperatorRule:
-    """Returns the rule of indexing the `indexed` dims from `first` on by indices of `found` dims.
+    """Indexes the `indexed` dims from `first` on by indices of `index_dims` dims.
 
     Example:
         >>> str(index(4, first=1, indexed=2, index_dims=1))
@@ -25,7 +27,7 @@ def index(ndim: int, first: int, indexed: int, index_dims: int) -> OperatorRule:
 
 
 def index_put(ndim: int, indexed: int, accumulates: bool) -> OperatorRule:
-    """Returns the rule of `index_put`, which writes rows by an index of the first `indexed` dims.
+    """Writes rows by an index of the first `indexed` dims.
 
     If it accumulates, the values may be sharded: each rank adds its own. If it overwrites, they may
     not, since the last of several values stays.
@@ -43,7 +45,7 @@ def index_put(ndim: int, indexed: int, accumulates: bool) -> OperatorRule:
 
 
 def gather(dim: int, *shapes: Shape) -> OperatorRule:
-    """Returns the rule of `gather(tensor, dim, index)` or `scatter(tensor, dim, index, source)`.
+    """Runs `gather(tensor, dim, index)` or `scatter(tensor, dim, index, source)`.
 
     Example:
         >>> str(gather(1, (4, 5), (4, 2), (4, 2)))
@@ -55,24 +57,24 @@ def gather(dim: int, *shapes: Shape) -> OperatorRule:
 
 
 def embedding_of_rows(indices: int) -> OperatorRule:
-    """Returns the rule of an embedding, whose table is sharded by rows that an operand numbers."""
+    """Looks rows up in a table that is sharded by rows, which an operand numbers."""
     dims = " ".join(letters(indices))
     return rule(f"v z, {dims}, v -> {dims} z")
 
 
 def embedding_backward(indices: int) -> OperatorRule:
-    """Returns the rule of the gradient of an embedding table, which adds rows by their index."""
+    """Adds rows, by their index, to the gradient of an embedding table."""
     dims = " ".join(letters(indices))
     return rule(f"{dims} z, {dims} -> - z")
 
 
 def searchsorted(ndim: int) -> OperatorRule:
-    """Returns the rule of `searchsorted`: the position of each element in a sorted sequence."""
+    """Finds the position of each element in a sorted sequence."""
     return rule_of([letters(ndim), ["-"]], [letters(ndim)])
 
 
 def nll_loss(ndim: int, weight: bool, reduced: bool, sharded: bool = False) -> OperatorRule:
-    """Returns the rule of the loss of each sample, or of their sum, and of the sum of the weights.
+    """Looks up the loss of each sample, or their sum, and sums the weights.
 
     The input has classes alone, or samples, classes and further dims. `weight` is whether each
     class has one, `reduced` whether the losses are summed, `sharded` whether the classes are
@@ -95,7 +97,7 @@ def nll_loss(ndim: int, weight: bool, reduced: bool, sharded: bool = False) -> O
 def nll_loss_backward(
     ndim: int, weight: bool, reduced: bool, sharded: bool = False
 ) -> OperatorRule:
-    """Returns the rule of the gradient of the input.
+    """Computes the gradient of the input of `nll_loss`.
 
     Example:
         >>> str(nll_loss_backward(2, weight=False, reduced=True))
@@ -109,7 +111,7 @@ def nll_loss_backward(
 
 
 def _terms(ndim: int, weight: bool, sharded: bool) -> tuple[str, str, str]:
-    """Returns the input, with "-" for classes that are not sharded, the target, and the rest.
+    """Writes the input, with "-" for classes that are not sharded, the target, and the rest.
 
     The rest has an element for each class: their numbers, if they are sharded, and weights.
     """

@@ -1,4 +1,7 @@
-"""Rules of operators that move elements: permute, stack, split, cat, repeat, reshape."""
+"""Rules of operators that move elements: permute, stack, split, cat, repeat, reshape.
+
+The first line of each function says what the operator does whose rule it builds.
+"""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -14,7 +17,7 @@ from shardcore.domain.layouts.placements import Segments
 def permute(
     ndim: int, dims: Sequence[int | None], results: int = 1, operands: int = 1
 ) -> OperatorRule:
-    """Returns the rule of results that have the dims of the operands in another order.
+    """Puts the dims of the operands into another order.
 
     `dims` has, for each dim of a result, that of the operand; None for a new or a changed dim.
 
@@ -28,7 +31,7 @@ def permute(
 
 
 def source_dims(shape: Shape, sizes: Sequence[int]) -> list[int | None]:
-    """Returns, for each dim of a tensor that is expanded to `sizes`, that of the tensor.
+    """Finds, for each dim of a tensor that is expanded to `sizes`, that of the tensor.
 
     It is None for a new dim and one that repeats; a size of -1 keeps a dim.
 
@@ -44,7 +47,7 @@ def source_dims(shape: Shape, sizes: Sequence[int]) -> list[int | None]:
 
 
 def segmented(ndim: int, dim: int, operands: Sequence[int], results: Sequence[int]) -> OperatorRule:
-    """Returns the rule of `split` and `cat`, which move segments of one size along `dim`.
+    """Moves segments of one size along `dim`, as `split` and `cat` do.
 
     `operands` and `results` have the number of segments of each.
 
@@ -64,7 +67,7 @@ def segmented(ndim: int, dim: int, operands: Sequence[int], results: Sequence[in
 
 
 def cut(ndim: int, dim: int, sizes: Sequence[int]) -> OperatorRule:
-    """Returns the rule of `split`, which cuts `dim` into pieces of these sizes.
+    """Cuts `dim` into pieces of these sizes, as `split` does.
 
     Example:
         >>> str(cut(2, dim=1, sizes=(2, 6))), str(cut(2, dim=1, sizes=(2, 0)))
@@ -76,7 +79,7 @@ def cut(ndim: int, dim: int, sizes: Sequence[int]) -> OperatorRule:
 
 
 def concatenation(ndim: int, dim: int, sizes: Sequence[int]) -> OperatorRule:
-    """Returns the rule of `cat`, which joins pieces of these sizes along `dim`.
+    """Joins pieces of these sizes along `dim`, as `cat` does.
 
     Example:
         >>> str(concatenation(2, dim=0, sizes=(3, 6)))
@@ -88,12 +91,12 @@ def concatenation(ndim: int, dim: int, sizes: Sequence[int]) -> OperatorRule:
 
 
 def _segments(sizes: Sequence[int]) -> list[int]:
-    """Returns the number of segments, as large as possible, in pieces of these sizes."""
+    """Counts the segments, as large as possible, in pieces of these sizes."""
     return [size // gcd(*sizes) for size in sizes]
 
 
 def repeat(ndim: int, repeats: Sequence[int]) -> OperatorRule:
-    """Returns the rule of `repeat`: each repetition of a dim is a segment of the result.
+    """Repeats dims: each repetition is a segment of the result.
 
     Example:
         >>> str(repeat(2, (5, 1, 3)))
@@ -109,7 +112,7 @@ def repeat(ndim: int, repeats: Sequence[int]) -> OperatorRule:
 def reshape(
     source: Shape, target: Shape, sharded: tuple[tuple[int, Segments], ...] = ()
 ) -> OperatorRule:
-    """Returns the rule of a reshape, which flattens and unflattens groups of dims.
+    """Flattens and unflattens groups of dims (ADR 50).
 
     Two dims of a flattened group can be sharded. If the sizes of both sides differ, the sharding is
     in blocks that hold the same elements. A dim that is sharded behind other dims of its group is
@@ -179,7 +182,7 @@ def _dims_with_steps(
 def _merge_steps(
     size: int, other_size: int, source_steps: tuple[_Steps, ...], target_steps: tuple[_Steps, ...]
 ) -> tuple[tuple[_Steps, ...], tuple[_Steps, ...]] | None:
-    """Returns the steps of a dim before and after; None if a dim cannot have them.
+    """Merges the steps of a dim before and after; None if a dim cannot have them.
 
     Two factors that are one behind the other on both sides become one.
     """
@@ -195,7 +198,7 @@ def _merge_steps(
 
 
 def _dim(size: int, steps: tuple[_Steps, ...]) -> Dim | None:
-    """Returns a dim of `size` elements that has these steps; None if no dim has."""
+    """Finds a dim of `size` elements that has these steps; None if no dim has."""
     if not steps:
         return Dim()
     *outer, last = steps
@@ -209,7 +212,7 @@ def _dim(size: int, steps: tuple[_Steps, ...]) -> Dim | None:
 
 
 def _groups(source: Shape, target: Shape) -> list[tuple[range, range]]:
-    """Returns, for each smallest group of dims with the same elements, the dims on both sides."""
+    """Pairs the dims on both sides of each smallest group with the same elements."""
     if 0 in source:
         return []
     before, after = _ends(source), _ends(target)
@@ -221,5 +224,5 @@ def _groups(source: Shape, target: Shape) -> list[tuple[range, range]]:
 
 
 def _ends(shape: Shape) -> dict[int, int]:
-    """Returns each dim by the product of the dims before it; the last of equal ones."""
+    """Looks dims up by the product of the dims before them; of equal ones the last."""
     return {prod(shape[:dim]): dim for dim in range(len(shape) + 1)}

@@ -5,7 +5,7 @@ of one factor are sharded together. "-" is a dim that is never sharded. A factor
 that a result lacks is summed, so that its sharding leaves the result partial. "3g" is a dim of
 three elements for each step of the factor `g`, and is sharded between these threes only. "5*g" is a
 dim of five segments, each of which has all steps of the factor. "a*g" has a segment for each step
-of another factor, which is sharded too.
+of another factor, which is sharded too (ADR 13, ADR 50).
 """
 
 import re
@@ -53,7 +53,7 @@ class Dim:
         return self.block * self.count
 
     def size(self, extents: Mapping[str, int]) -> int:
-        """Returns the number of elements, of factors with so many steps."""
+        """Counts the elements, of factors with so many steps."""
         return self.step * prod(extents[factor] for factor in self.factors)
 
 
@@ -98,11 +98,11 @@ class Term:
         return any(dim.outer for dim in self.dims)
 
     def dim_of(self, factor: str) -> int:
-        """Returns the number of the dim that has `factor`."""
+        """The number of the dim that has `factor`."""
         return next(number for number, dim in enumerate(self.dims) if factor in dim.factors)
 
     def dims_without(self, factors: frozenset[str]) -> str:
-        """Returns its dims as text, with "-" for those of `factors`."""
+        """Writes its dims as text, with "-" for those of `factors`."""
         kept = (dim if factors.isdisjoint(dim.factors) else Dim() for dim in self.dims)
         return " ".join(map(str, kept)) or "()"
 
@@ -171,11 +171,11 @@ class OperatorRule:
                     )
 
     def sums(self, result: Result) -> frozenset[str]:
-        """Returns the factors that are summed in `result`."""
+        """The factors that `result` lacks: they are summed, and leave it partial if sharded."""
         return self._factors_of(result) - result.factors
 
     def without(self, factors: frozenset[str]) -> "OperatorRule":
-        """Returns this rule with dims that are never sharded in the place of `factors`.
+        """Replaces `factors` by dims that are never sharded.
 
         Example:
             >>> str(rule("b q, b k -> b q").without(frozenset("qk")))
@@ -208,7 +208,7 @@ def rule(
     like: tuple[int | None, ...] = (),
     op: ReduceOp = "sum",
 ) -> OperatorRule:
-    """Returns the rule of `text`; "()" is a tensor without dims, "+" marks an added operand.
+    """Parses a rule; "()" is a tensor without dims, "+" marks an added operand.
 
     `of` and `like` have those attributes of each `Result`.
 
@@ -234,7 +234,7 @@ def _terms(text: str) -> list[str]:
 
 
 def rule_of(operands: Iterable[Iterable[str]], results: Iterable[Iterable[str]]) -> OperatorRule:
-    """Returns the rule of operands and results whose dims are given one by one.
+    """Joins a rule of operands and results whose dims are given one by one.
 
     Example:
         >>> str(rule_of([["a", "-"], []], [["a"]]))
@@ -247,12 +247,12 @@ def rule_of(operands: Iterable[Iterable[str]], results: Iterable[Iterable[str]])
 
 
 def letters(ndim: int) -> list[str]:
-    """Returns the factors that stand for the dims of a tensor: a, b, c, ..."""
+    """Names the factors that stand for the dims of a tensor: a, b, c, ..."""
     return [chr(ord("a") + dim) if dim < 26 else f"d{dim}" for dim in range(ndim)]
 
 
 def fits(shape: Shape, target: Shape) -> bool:
-    """Returns whether a tensor of `shape` is broadcast to `target`, as one that is written there.
+    """Tells whether a tensor of `shape` is broadcast to `target`, as one that is written there.
 
     Example:
         >>> fits((1, 6), (4, 6)), fits((3,), (4, 6)), fits((4, 6), (6,))
@@ -263,7 +263,7 @@ def fits(shape: Shape, target: Shape) -> bool:
 
 
 def have_common_shape(shapes: Sequence[Shape]) -> bool:
-    """Returns whether tensors of these shapes are broadcast to one shape.
+    """Tells whether tensors of these shapes are broadcast to one shape.
 
     Example:
         >>> have_common_shape([(4, 1), (6,)]), have_common_shape([(4, 6), (4, 3)])

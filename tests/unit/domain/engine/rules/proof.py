@@ -7,8 +7,8 @@ import numpy as np
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from shardcore.domain.engine.planner.call import PlacedTensor
-from shardcore.domain.engine.planner.choice import choose
+from shardcore.domain.engine.call import PlacedTensor
+from shardcore.domain.engine.choice import choose
 from shardcore.domain.engine.rules.rule import OperatorRule
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.mesh import Mesh

@@ -1,4 +1,0 @@
-"""Choice of the sharding of an operator over a mesh.
-
-Import `choice.choose` and `call.PlacedTensor`.
-"""

@@ -1,1 +1,0 @@
-"""Rules keyed by the paths of variables and outputs: import `rules.PathRules`."""
