@@ -25,11 +25,26 @@ CELLS = re.findall(r"^```ipython\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 JOINS_AGAIN = "shardcore.join_engines(client)"
 ALL_FAIL = "%%px\nraise ValueError('on all ranks')"
 GOES_ON = "%%px\nprint(len(model.fit(x, x[:, :4], verbose=0).history['loss']), 'epoch')"
-ONE_FAILS = """%%px
+BEGIN_INTERRUPT = """
+import os, signal, threading
+threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+"""
+SLEEP = "%%px\nimport time\nfor _ in range(600):\n    time.sleep(0.1)"
+# One rank fails while the other waits for it: in a cell, and in a function that is sent to all.
+IN_A_CELL = """%%px
 import shardcore
 if shardcore.status().rank == 1:
     raise ValueError("on one rank")
 model.fit(x, x[:, :4], verbose=0)
+"""
+IN_A_FUNCTION = """
+def train():
+    import shardcore
+    if shardcore.status().rank == 1:
+        raise ValueError("on one rank")
+    return model.fit(x, x[:, :4], verbose=0).history["loss"]
+
+engines.view.apply_sync(train)
 """
 AFTER = """
 import time
@@ -43,9 +58,12 @@ print(processes)
 """
 
 
-def test_a_model_stays_in_the_ranks_from_cell_to_cell(tmp_path):
-    cells = [*CELLS, JOINS_AGAIN, ALL_FAIL, GOES_ON, ONE_FAILS, AFTER]
-    joined, built, trained, again, all_fail, goes_on, one_fails, after = run(cells, tmp_path)
+@pytest.mark.parametrize("one_fails", [IN_A_CELL, IN_A_FUNCTION], ids=["cell", "function"])
+def test_a_model_stays_in_the_ranks_from_cell_to_cell(tmp_path, one_fails):
+    interrupted = [BEGIN_INTERRUPT, SLEEP, GOES_ON]
+    cells = [*CELLS, JOINS_AGAIN, ALL_FAIL, GOES_ON, *interrupted, one_fails, AFTER]
+    shown = run(cells, tmp_path)
+    joined, built, trained, again, all_fail, *goes_on, one_fails, after = shown
     assert joined.count("waits for a cell") == 2
     assert "Error" not in built
     losses = [ast.literal_eval(line) for line in re.findall(r"\[\d.*\]", trained)]
@@ -54,7 +72,8 @@ def test_a_model_stays_in_the_ranks_from_cell_to_cell(tmp_path):
     np.testing.assert_allclose(losses[0], one_device(), rtol=1e-5)
     assert "EnvironmentProblem: Engine 0 is a rank of a job of 2 already" in again
     assert all_fail.count("ValueError: on all ranks") >= 2
-    assert goes_on.count("1 epoch") == 2
+    assert "Keyboard" in goes_on[2]
+    assert [text.count("1 epoch") for text in goes_on] == [2, 0, 0, 2]
     assert "rank 1, which has ended its cell with ValueError: on one rank" in one_fails
     processes = ast.literal_eval(after.splitlines()[-1])
     assert not any(Path(f"/proc/{process}").exists() for process in processes)

@@ -7,6 +7,7 @@ kernel of IPython: what a cell makes stays in it until the next one.
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -213,15 +214,25 @@ def _is_in_notebook() -> bool:
 
 
 def follow_cells(processes: "TorchProcesses") -> None:
-    """Publishes to the other ranks the error with which a cell has ended here."""
+    """Publishes to the other ranks the error with which a cell, or a function, has ended here."""
     from IPython import get_ipython
 
     def report(result: Any) -> None:
         processes.report_cell_error(result.error_in_exec or result.error_before_exec)
 
+    def apply(*request: Any) -> Any:
+        processes.report_cell_error(None)
+        reply, buffers = apply_of_kernel(*request)
+        if reply["status"] == "error":
+            processes.report_cell_error(sys.last_value)  # the kernel has shown it, and keeps it
+        return reply, buffers
+
     shell = get_ipython()
     shell.events.register("pre_execute", lambda: processes.report_cell_error(None))
     shell.events.register("post_run_cell", report)
+    # ipyparallel 9: a function of `view.apply` is no cell, and IPython has no event for it.
+    apply_of_kernel = shell.kernel.do_apply
+    shell.kernel.do_apply = apply
 
 
 def end_with(notebook: int) -> None:
