@@ -89,24 +89,23 @@ class MetricSums:
         if run.deferred:
             self.reduce()
 
-    def resume(self, run: TrainerRun | None) -> str:
+    def resume(self, run: TrainerRun | None) -> tuple[int, ...] | None:
         """Makes the deferred metrics of `run` partial sums again, before a step and its trace.
 
         Returns:
-            A text with the numbers of these states, empty if a callback reads the step. It is part
-            of the key of traces.
+            The positions of these states, which are part of the key of traces; None if a callback
+            reads the step.
         """
         if run is None:
             self.reduce()
-            return ""
+            return None
         for variable in run.deferred:
             pending = _stand_in(variable)
             if id(variable) not in self._deferred and pending is not None:
                 strategy = variable._shardcore_session.strategy
                 _write(variable, pending, tensor_of(variable), strategy)
                 self._store_pending(variable, pending, strategy)
-        numbers = [number for number, v in enumerate(run.deferred) if id(v) in self._deferred]
-        return f"deferred, pending {numbers}"
+        return tuple(at for at, v in enumerate(run.deferred) if id(v) in self._deferred)
 
     def defer(self, variable: Variable, value: torch.Tensor, strategy: TorchStrategy) -> bool:
         """Stores `value` partial in `variable`, and tells whether it did.

@@ -35,7 +35,7 @@ class Signature:
     sizes: tuple[Any, ...]
 
     @classmethod
-    def of(cls, data: object, session: Session | None, mode: Any) -> "Signature":
+    def of(cls, data: object, session: Session | None, mode: object) -> "Signature":
         """Describes a batch; a tensor that is in it twice differs from two equal ones.
 
         Args:

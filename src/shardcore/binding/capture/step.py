@@ -6,7 +6,7 @@ The states of a step, and what leads from one to another, are in `domain.capture
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -66,7 +66,7 @@ class CapturedStep:
         step: Step,
         data: object,
         session: Session | None,
-        mode: str = "",
+        mode: Hashable = None,
         follows: bool = False,
         left: float | None = math.inf,
     ) -> Any:
@@ -156,7 +156,7 @@ class CapturedStep:
             self._reports.report_refusal(f"{mode} is active, which a captured step would not call")
         return bool(mode)
 
-    def _entry(self, data: object, session: Session | None, mode: str) -> CacheEntry | None:
+    def _entry(self, data: object, session: Session | None, mode: Hashable) -> CacheEntry | None:
         """Looks up the entry for batches like `data`, or makes one; None beyond a limit."""
         signature = Signature.of(data, session, (mode, self.trainer.training))
         if (entry := self._entries.get(signature)) is None:

@@ -242,14 +242,10 @@ def _has_weights(batch: object) -> TypeGuard[Sequence[Any]]:
     return isinstance(batch, tuple | list) and len(batch) == 3
 
 
-def origins_of_weights(data: list[object]) -> str:
-    """Says of each sample weight of a step whether it is an array: `mask` must copy that."""
+def array_weights(data: list[object]) -> tuple[bool, ...]:
+    """Tells of each sample weight of a step whether it is an array: `mask` must copy that."""
     weights = [keras_private.leaves(batch[2]) for batch in data if _has_weights(batch)]
-    return " ".join(
-        "tensor" if isinstance(leaf, torch.Tensor) else "array"
-        for leaves in weights
-        for leaf in leaves
-    )
+    return tuple(not isinstance(leaf, torch.Tensor) for leaves in weights for leaf in leaves)
 
 
 @replaces(

@@ -239,7 +239,7 @@ class _Step:
                 rules_report.check_plan(self.trainer, session)
             batch = ahead or batches.distribute_step(data, session)
             sums = self.sessions.sums
-            mode = f"{sums.resume(run)} {batches.origins_of_weights(data)}"
+            mode = sums.resume(run), batches.array_weights(data)
 
             def step() -> Any:
                 with sums.step(run):
@@ -284,7 +284,7 @@ class _Step:
             with self.sessions.sums.step():
                 return self.function(batch)
 
-        mode = batches.origins_of_weights(data)
+        mode = None, batches.array_weights(data)
         return self.captured(step, batch, None, mode, self._follows(), self._steps_left())
 
     def _steps_left(self) -> int | None:
