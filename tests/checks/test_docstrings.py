@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 
 import shardcore
+from tests import measures
 from tests.checks.tree import ROOT
 
 API = (ROOT / "docs" / "reference" / "api.md").read_text()
@@ -65,3 +66,8 @@ def test_what_a_docstring_lacks_is_seen():
         """
 
     assert missing(bare) == ["argument policy", "an example"]
+
+
+def test_few_docstrings_begin_by_repeating_that_a_value_is_returned():
+    texts = [text for module in measures.modules() for text in module.docstrings]
+    assert sum(text.startswith(measures.RETURNS) for text in texts) <= len(texts) / 4
