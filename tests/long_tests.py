@@ -116,6 +116,8 @@ LONG_TESTS = {
     "test_the_commands_of_the_page_print_what_it_shows[tutorials/transformer.md]": (
         "the other pages"
     ),
+    "failure/test_exchange.py::"
+    "test_a_value_of_any_size_reaches_all_ranks_and_leaves_nothing[60000000]": "8,400,000 bytes",
     "idioms/test_refusals.py::test_wrappers_and_collectives_of_torch[manual]": "dtensor",
     "idioms/test_tensor_walk.py::test_each_name_in_each_layout": "two of its layouts",
     "idioms/test_tensor_walk.py::test_each_name_of_a_tensor[first-manual]": "dtensor",
