@@ -142,8 +142,7 @@ LONG_TESTS = {
     "test_pass_in_each_variant[manual-layers/core/embedding_test.py-20]": "make keras-tests",
     "keras_distribution/test_keras_tests_on_ranks.py::test_pass_in_each_variant"
     "[variables sharded-layers/normalization/batch_normalization_test.py-5]": "make keras-tests",
-    "launch/test_engines.py::"
-    "test_a_model_stays_in_the_ranks_from_cell_to_cell[function]": "cell",
+    "launch/test_engines.py::test_a_model_stays_in_the_ranks_from_cell_to_cell[function]": "cell",
     "launch/test_taken_over.py::test_plans_and_estimates_of_another_process_are_those_of_a_fork": (
         "new interpreters that train"
     ),

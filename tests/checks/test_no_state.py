@@ -44,6 +44,7 @@ ALLOWED = {
     "adapters/ranks/job/signed_store.py: _SECRETS": "of a process group: it outlives uninstall()",
     "adapters/ranks/failure/store.py: _RANKS": "likewise",
     "adapters/capture/recording/recorder.py: _recording": "likewise",
+    "binding/capture/slices.py: _in_loop": "of a context, False outside a `with`; read below Keras",
     "binding/data/transfer.py: _open": "of a context, None outside a `with`; read below Keras",
     "adapters/capture/recording/functions.py: cache of seeded_by_tensor": "of functions of Keras",
     "adapters/capture/recording/functions.py: cache of _is_of_torch": "of classes",

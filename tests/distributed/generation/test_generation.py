@@ -38,6 +38,20 @@ def test_prompts_and_tokens_run_from_programs_with_the_tokens_of_one_device():
             assert prompts == [(State.CAPTURED, 2)]
 
 
+def test_tokens_run_from_programs_on_one_device_too():
+    def program(rank, strategy):
+        if strategy:
+            shardcore.install(strategy)
+        model = decoder(None)
+        tokens = [as_arrays(model.generate(np.roll(PROMPT, n, 0))[0]) for n in range(5)]
+        return tokens, states(model)
+
+    ((expected, none),) = run_ranks(program, 1, None)
+    ((tokens, captured),) = run_ranks(program, 1, "single")
+    np.testing.assert_array_equal(tokens, expected)
+    assert (none, captured) == ([], [(State.CAPTURED, 28)])
+
+
 @pytest.mark.parametrize(("shared", "found"), [(True, [(State.CAPTURED, 2)]), (False, [])])
 def test_a_prompt_of_plain_rows_is_captured_if_all_ranks_have_all_of_them(shared, found):
     def program(rank):

@@ -25,7 +25,7 @@ from shardcore.binding.capture.local_tensors import (
     to_local,
 )
 from shardcore.binding.capture.signatures import PLAIN, Closures
-from shardcore.binding.capture.slices import TensorIndices
+from shardcore.binding.capture.slices import tensor_indices
 from shardcore.binding.capture.step import CapturedStep
 from shardcore.binding.keras_private.patches import replaces
 from shardcore.binding.ranks.session import Session, Sessions
@@ -122,7 +122,7 @@ class _Loop:
         """Makes the next variables; it `follows` another iteration."""
 
         def step() -> Any:
-            with TensorIndices():
+            with tensor_indices():
                 outputs = self.body(*variables)
                 outputs = outputs if isinstance(outputs, tuple | list) else (outputs,)
                 tensors = [

@@ -4,7 +4,9 @@ Keras reads the start on the host, so a trace would hold for that start only. `g
 writes each token by such a slice.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import keras
@@ -13,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from shardcore.binding import keras_private
 from shardcore.binding.keras_private.patches import replaces
-from shardcore.binding.ranks.session import Session
+from shardcore.binding.ranks.session import Session, Sessions
 from shardcore.binding.types import Original
 from shardcore.ports.types import Array
 
@@ -23,12 +25,14 @@ from shardcore.ports.types import Array
     reason="Reads where a slice begins on the host: a trace would have one place only.",
 )
 def slice_tensor(
-    session: Session, original: Original, inputs: Array, start_indices: Any, shape: Any
+    sessions: Sessions, original: Original, inputs: Array, start_indices: Any, shape: Any
 ) -> torch.Tensor:
     """Replaces `slice`: looks up the places of a slice that begins at a number in a tensor."""
+    session = sessions.current()
     listed = all(isinstance(argument, tuple | list) for argument in (start_indices, shape))
     if (
-        keras_private.is_symbolic()
+        not _is_replaced(session)
+        or keras_private.is_symbolic()
         or not listed
         or not all(isinstance(size, int) for size in shape)
     ):
@@ -50,16 +54,18 @@ def slice_tensor(
     reason="Writes element by element, by indices of the full tensor.",
 )
 def update(
-    session: Session, original: Original, inputs: Array, start_indices: Any, updates: Array
+    sessions: Sessions, original: Original, inputs: Array, start_indices: Any, updates: Array
 ) -> torch.Tensor:
     """Replaces `slice_update`: each element is the old or the new one, so no shard is moved.
 
     Keras writes element by element, each at an index of the full tensor. As with JAX, what would
     be written behind the end of a dim is lost, if its place is a number in a tensor.
     """
+    session = sessions.current()
     old: torch.Tensor = keras.ops.convert_to_tensor(inputs)
     new: torch.Tensor = keras.ops.convert_to_tensor(updates).to(old.dtype)
-    if keras_private.is_symbolic() or not _is_within(start_indices, new.shape, old.shape):
+    is_replaced = _is_replaced(session) and not keras_private.is_symbolic()
+    if not is_replaced or not _is_within(start_indices, new.shape, old.shape):
         updated: torch.Tensor = original(inputs, start_indices, updates)
         return updated
     is_new: torch.Tensor | None = None
@@ -84,17 +90,36 @@ def _is_within(starts: object, sizes: Sequence[int], shape: Sequence[int]) -> bo
     )
 
 
-def _full_index(start: object, session: Session) -> Any:
-    return session.strategy.full_tensor(start) if isinstance(start, torch.Tensor) else start
+def _full_index(start: object, session: Session | None) -> Any:
+    if session is None or not isinstance(start, torch.Tensor):
+        return start
+    return session.strategy.full_tensor(start)
 
 
 def _from_begin(index: object, size: int) -> Any:
     return torch.where(index < 0, index + size, index) if isinstance(index, torch.Tensor) else index
 
 
-class TensorIndices(TorchFunctionMode):
-    """A context in which an index that is a tensor is not read on the host."""
+# Whether an iteration of a loop runs, which may be captured on one device too.
+_in_loop: ContextVar[bool] = ContextVar("in_loop", default=False)
 
+
+def _is_replaced(session: Session | None) -> bool:
+    return session is not None or _in_loop.get()
+
+
+@contextmanager
+def tensor_indices() -> Iterator[None]:
+    """Opens a context in which an index or a start that is a tensor is not read on the host."""
+    before = _in_loop.set(True)
+    try:
+        with _TensorIndices():
+            yield
+    finally:
+        _in_loop.reset(before)
+
+
+class _TensorIndices(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.__getitem__:
             indices = args[1] if isinstance(args[1], tuple) else (args[1],)
