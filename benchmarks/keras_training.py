@@ -9,10 +9,9 @@ from unittest import mock
 import keras
 from attrs import frozen
 
-from benchmarks import cases, clocks
+from benchmarks import cases
 from benchmarks.cases import ADAM_EPSILON, LEARNING_RATE, MEGATRON, Case
 from benchmarks.training import Training
-from shardcore.binding.trainer_run import Prefetch
 
 AXES = ("data", "model")
 
@@ -98,6 +97,10 @@ class KerasTraining(Training):
         return time.perf_counter() - began
 
     def waiting(self, steps: int, source: str) -> float:
+        # Here: the environment of Keras on JAX has neither torch nor shardcore.
+        from benchmarks import clocks
+        from shardcore.binding.trainer_run import Prefetch
+
         x, y = self.case.data(steps)
         device = str(keras.ops.convert_to_tensor(0.0).device).partition(":")[0]
         data: dict[str, Any] = {"x": x, "y": y, "batch_size": self.case.batch}

@@ -18,9 +18,9 @@ class Training(ABC):
     def epoch(self, steps: int) -> float:
         """Seconds per step over an epoch, from its beginning to its loss being read."""
 
-    @abstractmethod
     def waiting(self, steps: int, source: str) -> float:
         """The share of an epoch, from "arrays" or by "two workers", between the steps."""
+        raise NotImplementedError(f"{type(self).__name__} has no batches from {source}")
 
     @abstractmethod
     def kept(self) -> Iterable[Any]:
