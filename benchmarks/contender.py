@@ -9,6 +9,7 @@ from benchmarks.lanes import Lane
 PEERS = {"data parallel": "DDP", "megatron": "parallelize_module", "fully sharded": "fully_shard"}
 KERAS, HAND, JAX = "Keras", "torch by hand", "Keras on JAX"
 INSTALLED = "Keras, shardcore installed"
+SUMS = "the all-reduces alone, megatron"
 EAGER, CAPTURED, INDUCTOR = "shardcore eager", "shardcore captured", "shardcore Inductor"
 
 

@@ -13,6 +13,7 @@ from benchmarks.contender import (
     JAX,
     KERAS,
     PEERS,
+    SUMS,
     Contender,
     Goal,
 )
@@ -73,6 +74,12 @@ def keras(ranks: int, layout: str, strategy: str | None, **options: Any) -> Call
 def generating(ranks: int, layout: str, strategy: str | None) -> Callable[..., Lane]:
     """Keras on torch, which generates tokens."""
     return open_forked(generation.generate, ranks, layout, strategy=strategy)
+
+
+def sums_of_generating(strategy: str | None) -> Contender:
+    """The all-reduces of a call on two ranks by gloo, which take most of it."""
+    lane = open_forked(generation.sums_alone, 2, "megatron", strategy=strategy)
+    return Contender(SUMS, lane)
 
 
 def generating_on_jax() -> list[Contender]:

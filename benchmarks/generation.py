@@ -28,6 +28,16 @@ def generate(
     return Generation(training, writer.given, on_backend(writer, layout))
 
 
+def sums_alone(
+    case: Case, layout: str, device: str, strategy: str | None = None, **compile_arguments: Any
+) -> "SumsAlone":
+    """The all-reduces of a call under Megatron's layout: two for each block and token."""
+    generation = generate(case, layout, device, strategy, **compile_arguments)
+    sizes = case.sizes
+    calls = 1 + sizes["length"] - generation.given - 1  # the prompt, and all tokens but the first
+    return SumsAlone(generation, 2 * sizes["blocks"] * calls, (case.batch, 1, sizes["width"]))
+
+
 def _on_torch(writer: "Writer", layout: str) -> Callable[[Any], Any]:
     import torch
 
@@ -156,3 +166,36 @@ class Generation(Training):
 
     def _tokens(self) -> Any:
         return self.continued(self.training.case.data(1)[0][:, : self.given])
+
+
+@frozen(eq=False)
+class SumsAlone(Training):
+    """The all-reduces that calls of a `Generation` start, one after another, and nothing else.
+
+    Attributes:
+        generation: The calls; their losses are those of this contender.
+        count: The all-reduces of a call.
+        shape: The shape of an operand.
+    """
+
+    generation: Generation
+    count: int
+    shape: tuple[int, ...]
+
+    def losses(self, steps: int) -> list[float]:
+        return self.generation.losses(steps)
+
+    def epoch(self, steps: int) -> float:
+        import torch
+
+        operand = torch.ones(self.shape)
+        began = time.perf_counter()
+        for _ in range(steps * self.count):
+            torch.distributed.all_reduce(operand)
+        return (time.perf_counter() - began) / steps
+
+    def kept(self) -> Iterator[Any]:
+        return self.generation.kept()
+
+    def share(self) -> int:
+        return self.generation.share()

@@ -25,7 +25,7 @@ from benchmarks import (
     worlds,
 )
 from benchmarks.cases import Case
-from benchmarks.contender import CAPTURED, INDUCTOR, KERAS, PEERS, Contender, Goal
+from benchmarks.contender import CAPTURED, INDUCTOR, JAX, KERAS, PEERS, SUMS, Contender, Goal
 from benchmarks.rows import Row
 
 FIRST_STEPS = 10
@@ -106,18 +106,23 @@ def small(options: Options) -> Iterator[Row]:
 
 def generate(options: Options) -> Iterator[Row]:
     """Times calls that add tokens to prompts: two ranks against one process."""
-    for case, limit in ((cases.SMALL, 1.2), (cases.DECODER, 1.0)):
+    of_small = (Goal(KERAS), Goal(f"{JAX}, data parallel", 3.0)), (Goal(KERAS), Goal(SUMS, 2.5))
+    of_decoder = (Goal(KERAS, 1.0),), (Goal(KERAS, 1.0), Goal(SUMS))
+    for case, goals in ((cases.SMALL, of_small), (cases.DECODER, of_decoder)):
         sized = attrs.evolve(options.size(case), steps=1)
         racing = [
             Contender(KERAS, contenders.generating(1, "whole", None)),
             *contenders.generating_on_jax(),
+            contenders.sums_of_generating(options.strategy),
             *(
                 Contender(
                     f"shardcore, {layout}",
                     contenders.generating(2, layout, options.strategy),
-                    (Goal(KERAS, limit),),
+                    goals_of_layout,
                 )
-                for layout in ("data parallel", "megatron")
+                for layout, goals_of_layout in zip(
+                    ("data parallel", "megatron"), goals, strict=True
+                )
             ),
         ]
         section = f"{case.name}, generate {generation.TOKENS} tokens"
