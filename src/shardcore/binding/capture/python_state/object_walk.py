@@ -6,7 +6,7 @@ import logging
 import sys
 import threading
 import weakref
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from contextvars import ContextVar
 from functools import partial
 from operator import attrgetter
@@ -229,6 +229,9 @@ class ObjectWalk(abc.ABC):
     def _is_relevant(self, key: str) -> bool:
         return self.names is None or key in self.names
 
+    def _is_named_by_users(self, key: str) -> bool:
+        return self.names is None or key in self.user_names
+
     def _add_attributes(self, attributes: dict[str, Any], title: str, is_library: bool) -> None:
         """Adds attributes: of a class of a library those that count, of another one all."""
         keys = []
@@ -243,6 +246,9 @@ class ObjectWalk(abc.ABC):
                 continue
             if key in keras_private.REFILLED:
                 self.watched.add_size(value, f"attribute {key!r} of {title}")
+            elif is_library and type(value) is OrderedDict and not self._is_named_by_users(key):
+                # Hooks of torch: the library alone reads it, its members and no attributes.
+                self._add_container(value, f"attribute {key!r} of {title}")
             else:
                 self._add(value, f"attribute {key!r} of {title}")
         self.watched.add_attributes(attributes, tuple(keys), title)
