@@ -11,7 +11,7 @@ from attrs import frozen
 
 from benchmarks import cases
 from benchmarks.cases import ADAM_EPSILON, LEARNING_RATE, MEGATRON, Case
-from benchmarks.training import Training
+from benchmarks.training import Fitting
 
 AXES = ("data", "model")
 
@@ -61,7 +61,7 @@ def _distribution(case: Case, layout: str) -> Any:
 
 
 @frozen(eq=False)
-class KerasTraining(Training):
+class KerasTraining(Fitting):
     """`fit` over arrays."""
 
     case: Case

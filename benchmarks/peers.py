@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks import by_hand, cases, clocks
 from benchmarks.cases import ADAM_EPSILON, LEARNING_RATE, Case
-from benchmarks.training import Training
+from benchmarks.training import Fitting
 
 COLUMNS = ("query", "key", "value", "expand", "up")
 ROWS = ("attention_output", "contract", "down")
@@ -66,7 +66,7 @@ def _plan(block: nn.Module) -> dict[str, Any]:
 
 
 @frozen(eq=False)
-class PeerTraining(Training):
+class PeerTraining(Fitting):
     """A loop over batches."""
 
     case: Case

@@ -18,10 +18,6 @@ class Training(ABC):
     def epoch(self, steps: int) -> float:
         """Seconds per step over an epoch, from its beginning to its loss being read."""
 
-    def waiting(self, steps: int, source: str) -> float:
-        """The share of an epoch, from "arrays" or by "two workers", between the steps."""
-        raise NotImplementedError(f"{type(self).__name__} has no batches from {source}")
-
     @abstractmethod
     def kept(self) -> Iterable[Any]:
         """The local shards of variables and optimizer state, as torch tensors."""
@@ -34,3 +30,11 @@ class Training(ABC):
         """Bytes: stored, the share of theory, and the peaks of a step and of this process."""
         stored = sum(memory.storage_bytes(tensor) for tensor in self.kept())
         return {"stored": stored, "share": self.share(), **memory.peak(lambda: self.epoch(1))}
+
+
+class Fitting(Training):
+    """A training whose epochs draw batches from data, so that steps may wait for them."""
+
+    @abstractmethod
+    def waiting(self, steps: int, source: str) -> float:
+        """The share of an epoch, from "arrays" or by "two workers", between the steps."""

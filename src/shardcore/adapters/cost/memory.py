@@ -11,6 +11,7 @@ import torch
 
 from shardcore.adapters import torch_private
 from shardcore.domain.cost.events import Allocation, Kind
+from shardcore.domain.garbage import without_collection
 
 
 @attrs.define(eq=False)
@@ -41,14 +42,8 @@ class StepMemory:
             gc.collect(0)
             self._on_operator(*operator)
 
-        enabled = gc.isenabled()
-        gc.disable()
-        try:
-            with torch_private.ResultListener(listen):
-                yield
-        finally:
-            if enabled:
-                gc.enable()
+        with without_collection(), torch_private.ResultListener(listen):
+            yield
 
     def hold(self, tensor: torch.Tensor, kind: Kind) -> int:
         """Notes the memory of a plain tensor and its use; a known tensor gets the new use.

@@ -241,8 +241,9 @@ class Sessions:
         if threading.current_thread() is not threading.main_thread():
             raise CallProblem(
                 f"A step of model {model.name!r}, whose variables are sharded, was begun on thread "
-                f"{threading.current_thread().name!r}, which has no distribution: run it on the "
-                "main thread; or, if that waits, here in distribution.scope(), after a first step."
+                f"{threading.current_thread().name!r}, which has no distribution: run fit, "
+                "evaluate and predict on the main thread; or, if that waits meanwhile, inside "
+                "`with distribution.scope():` here, after a first step on the main thread."
             )
         scope: AbstractContextManager[Any] = session.distribution.scope()
         return scope

@@ -4,16 +4,15 @@ A file may be made to take memory or time. So its text is counted before it is p
 numbers and names are bounded before they are used. The bounds are far above those of any model.
 """
 
-import gc
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, cast
 
 import attrs
 
 from shardcore.domain.errors import CheckpointError
+from shardcore.domain.garbage import without_collection
 
 INDEX_BYTES: Final = 2**27  # a hundred thousand variables of eight pieces take a third
 HEADER_BYTES: Final = 2**26
@@ -44,25 +43,10 @@ def parse_json(text: bytes, most: int) -> object:
     if values > VALUES:
         raise CheckpointError(f"it has more than {VALUES} values")
     try:
-        with _no_collections():
+        with without_collection():  # values of JSON have no cycles
             return json.loads(text.decode())
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"it is no JSON ({error})") from None
-
-
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """Stops the collector of garbage, which would walk again and again through millions of values.
-
-    Values of JSON have no cycles.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _are_numbers(content: object) -> bool:
