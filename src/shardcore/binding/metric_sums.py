@@ -245,7 +245,7 @@ def _concatenate(sums: list[torch.Tensor], strategy: TorchStrategy, world: World
 
 
 def _share(part: torch.Tensor, before: PartialAxes, after: PartialAxes, world: World) -> Any:
-    """Shares a sum out to be partial over more axes: the first rank has all, the others zero."""
+    """Makes a sum partial over more axes: the first rank has all of it, the others have zeros."""
     coordinate = dict(
         zip(world.mesh.axis_names, world.mesh.coordinate(world.position), strict=True)
     )

@@ -272,9 +272,10 @@ def run_rule(
 
 
 def _move(form: Form, layout: Layout, engine: Engine) -> Redistribution | None:
-    """Has a weight serve its transpose too, with a cache per step.
+    """Plans the redistribution of an operand.
 
-    Else the backward pass all-gathers it again: the cache does not hold it until then.
+    Where weights of any size are held until the step ends, an all-gathered one serves its
+    transpose in the backward pass too. Elsewhere it is all-gathered again.
     """
     held = form.weight and engine.unsharded.holds_steps
     return (Redistribution.of_weight if held else Redistribution.to)(form, layout, engine)

@@ -189,7 +189,7 @@ STEPS: dict[str, Callable[[torch.Tensor, Any, Engine], torch.Tensor]] = {
 
 
 def _collective_op(step: Step) -> str:
-    """Has the ranks sum for an average, which gloo does not have."""
+    """Chooses the reduction: a sum for an average, which gloo lacks."""
     assert step.op is not None
     return "sum" if step.op == "avg" else step.op
 

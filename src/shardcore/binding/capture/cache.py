@@ -80,7 +80,7 @@ class CacheEntry:
     def run(
         self, tensors: Sequence[object], owner: Program | None = None
     ) -> tuple[Any, Program] | None:
-        """Runs the first program whose guards hold; gives it beside its outputs. None without one.
+        """Runs the first program whose guards hold: its outputs and itself, None without one.
 
         `owner` may overwrite the tensors: it has made them, and nothing else holds them.
         """

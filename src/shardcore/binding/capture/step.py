@@ -71,7 +71,7 @@ class CapturedStep:
         follows: bool = False,
         left: float | None = math.inf,
     ) -> Any:
-        """Runs a step for the distributed batch `data`, by a program or eagerly; same outputs.
+        """Runs a step for the distributed batch `data`: by a program, or eagerly.
 
         Steps of another `mode` have other programs. If a step `follows`, no code of the user ran
         since the last one: if that was a run of the same program, its guard still holds. It is

@@ -35,7 +35,7 @@ def rules_report(model: Model, session: Session) -> RulesReport | None:
 
 
 def stale_rule(variable: Variable, session: Session) -> str | None:
-    """Words the warning for a variable whose rules have changed since it was built, else None."""
+    """Writes the warning for a variable whose rules have changed since it was built; None else."""
     if not getattr(variable, "_shardcore_ruled", False):
         return None
     built, now = variable._shardcore_rule, session.rule(variable.path)

@@ -243,7 +243,7 @@ def _has_weights(batch: object) -> TypeGuard[Sequence[Any]]:
 
 
 def array_weights(data: list[object]) -> tuple[bool, ...]:
-    """Tells of each sample weight of a step whether it is an array: `mask` must copy that."""
+    """Tells for each sample weight of a step whether it is an array: `mask` must copy that."""
     weights = [keras_private.leaves(batch[2]) for batch in data if _has_weights(batch)]
     return tuple(not isinstance(leaf, torch.Tensor) for leaves in weights for leaf in leaves)
 

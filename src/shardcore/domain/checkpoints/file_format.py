@@ -27,7 +27,7 @@ REMEDY: Final = "use another checkpoint, or save this one again"
 
 
 def parse_json(text: bytes, most: int) -> object:
-    """Parses a JSON text of at most `most` bytes, with the collector of garbage off.
+    """Parses a JSON text of at most `most` bytes, with garbage collection paused.
 
     Raises:
         CheckpointError: If it has more bytes or values, or is no JSON.

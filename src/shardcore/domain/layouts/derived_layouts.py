@@ -35,7 +35,7 @@ _NEUTRAL = {"sum": 0, "product": 1}
 
 
 def layout_on_first_ranks(layout: Layout, target: Layout, rank: int) -> tuple[Layout, int | None]:
-    """Lays a tensor that becomes partial out with its values on the first ranks.
+    """Lays out a tensor that becomes partial, with its values on the first ranks.
 
     The first rank of each newly partial axis holds the values, and the others hold neutral ones:
     0 in a sum, 1 in a product.

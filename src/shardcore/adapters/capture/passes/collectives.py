@@ -103,7 +103,7 @@ _MOVES = {
 
 
 def with_memory_for_gathers(trace: Trace) -> Trace:
-    """Has all-gathers on a CPU write into memory which the step makes.
+    """Lets all-gathers on a CPU write into memory that the step allocates.
 
     Such a gather is safe on gloo where several are under way (`collectives.gather_safely`), and
     here it runs no Python.

@@ -256,7 +256,7 @@ class _ScratchBuckets:
         self.owners[value] = bucket
 
     def _is_made_in(self, part: torch.Tensor, value: Value, bucket: Value) -> bool:
-        """Has the product of which `value` is a view written into `part`, if it can be."""
+        """Lets the product, of which `value` is a view, write into `part`, if it can."""
         views: list[int] = []
         while value in self._makers and self._readers[value] == 1:
             index = self._makers[value]

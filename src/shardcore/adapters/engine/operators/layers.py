@@ -107,7 +107,7 @@ def _constant_pad(
 
 
 def _in_order(task: Task) -> Task:
-    """Has the results in the memory order of the first operand."""
+    """Gives the results of `task` the memory order of its first operand."""
     return attrs.evolve(task, orders=[order_of(task.operands[0])] * len(task.rule.results))
 
 

@@ -280,7 +280,7 @@ def is_known_class(name: str) -> bool:
 
 
 def remedy(function: str) -> str:
-    """Words the advice for a step that calls a function which may not be captured.
+    """Writes the advice for a step that calls a function which may not be captured.
 
     Args:
         function: The name of the function, or the one that `cProfile` has for it.
