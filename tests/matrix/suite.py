@@ -103,11 +103,7 @@ class Classes:
         chosen = [c for c in cases if wanted is None or c.name in wanted]
         numbers = self.reference(chosen)
         by_name = {each.name: each for each in self.on}
-        alone = {c.name: numbers[c.name] for c in chosen}
-        failed = {
-            n: Outcome("error", f"one device: {v}") for n, v in alone.items() if isinstance(v, str)
-        }
-        return failed | over_mesh(chosen, by_name[mesh], numbers)
+        return _failed(chosen, numbers) | over_mesh(chosen, by_name[mesh], numbers)
 
     def reference(self, cases: Iterable[Case]) -> Reference:
         """The numbers of one device, computed once for all meshes."""
@@ -188,12 +184,20 @@ class Captured:
     def run(self, mesh: str, only: Iterable[str] | None = None) -> dict[str, Outcome]:
         """The outcomes, on the mesh of that name, of the cases that run on one device."""
         wanted = None if only is None else set(only)
-        chosen = [c for c in self.table.cases if wanted is None or c.name in wanted]
-        numbers = self.table.reference(c for c in chosen if c.name not in NOT_ON_ONE_DEVICE)
+        cases = [case for case in self.table.cases if case.name not in NOT_ON_ONE_DEVICE]
+        chosen = [c for c in cases if wanted is None or c.name in wanted]
+        numbers = self.table.reference(chosen)
         shapes = {c.name: n.shapes for c in chosen if isinstance(n := numbers.get(c.name), Numbers)}
         run = {case.name: case for case in chosen if case.name in shapes}
         by_name = {each.name: each for each in CAPTURED_ON}
-        return captured.beside_eager(run, by_name.get(mesh), shapes, self.steps, self.jit_compile)
+        on = by_name.get(mesh)
+        outcomes = captured.beside_eager(run, on, shapes, self.steps, self.jit_compile)
+        return _failed(chosen, numbers) | outcomes
+
+
+def _failed(cases: Iterable[Case], numbers: Reference) -> dict[str, Outcome]:
+    found = {case.name: numbers[case.name] for case in cases}
+    return {n: Outcome("error", f"one device: {v}") for n, v in found.items() if isinstance(v, str)}
 
 
 CLASSES = {

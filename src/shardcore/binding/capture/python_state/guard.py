@@ -55,6 +55,7 @@ class PythonGuard:
         watched = watch_state(trainer, called, capture.metadata_of, closures)
         for registry in capture.hook_registries():
             watched.add_size(registry, "a hook of all torch modules")
+        watched.seal()
         watched_memories = memories(watched.tensors, local)
         return cls(watched, watched_memories, keras_private.global_seed(), called.count)
 

@@ -7,6 +7,7 @@ from operator import is_, itemgetter
 from typing import Any
 
 import attrs
+import numpy as np
 import torch
 
 from shardcore.binding.capture.python_state.objects import PLAIN_TYPES
@@ -31,10 +32,12 @@ class WatchedValues:
     _readers: list[Callable[[], Iterable[Any]]] = attrs.field(factory=list, init=False)
     _values: list[Any] = attrs.field(factory=list, init=False)
     _names: list[tuple[str, str]] = attrs.field(factory=list, init=False)
+    _addresses: bytes = attrs.field(default=b"", init=False)  # of the values, once all are added
     # Containers whose members are compared: their iterators, and the members, one after another.
     _iterators: list[Callable[[], Iterable[Any]]] = attrs.field(factory=list, init=False)
     _alive: list[tuple[Any, ...]] = attrs.field(factory=list, init=False)
     _flat: list[Any] = attrs.field(factory=list, init=False)
+    _member_addresses: bytes = attrs.field(default=b"", init=False)
     _member_names: list[str] = attrs.field(factory=list, init=False)
     # Containers whose length is compared.
     _empty: list[tuple[str, Any]] = attrs.field(factory=list, init=False)
@@ -143,11 +146,17 @@ class WatchedValues:
         if "part" in vars(tensor):
             self.add_results(partial(itemgetter("part", "part"), vars(tensor)), f"{name}.data")
 
+    def seal(self) -> None:
+        """Notes the addresses of what was added; nothing is added afterwards."""
+        self._addresses = _addresses_of(self._values, len(self._values))
+        self._member_addresses = _addresses_of(self._flat, len(self._flat))
+
     def is_unchanged(self) -> bool:
-        """Compares all of it.
+        """Compares all of it, once it is sealed.
 
         It runs before every step, over thousands of values: lists, and no generators, which call
-        Python for each element.
+        Python for each element. Values are compared by their addresses, not by `==`, which runs
+        `__eq__` of the user, and takes 1 for True.
         """
         try:
             values = chain.from_iterable([read() for read in self._readers])
@@ -157,14 +166,13 @@ class WatchedValues:
                 and list(map(len, self._sized)) == self._sizes
                 and list(map(type, self._owners)) == self._kinds
                 and all(map(is_, [read() for read in self._namespace_readers], self._namespaces))
-                # Not by `==` of lists, which runs `__eq__` of the user, and takes 1 for True.
-                and all(map(is_, values, self._values))
-                and all(map(is_, members, self._flat))
+                and _addresses_of(values, len(self._values)) == self._addresses
+                and _addresses_of(members, len(self._flat)) == self._member_addresses
                 and list(map(self.metadata_of, self._leaves)) == self._leaf_states
                 and False not in [copy() == then for _, copy, then in self._contents]
             )
         # A key was deleted; a container changes meanwhile; the bases of a class were replaced.
-        except (KeyError, RuntimeError, TypeError):
+        except (KeyError, RuntimeError, TypeError, ValueError):
             return False
 
     def changes(self) -> Iterable[str]:
@@ -206,6 +214,11 @@ class WatchedValues:
                     yield name
                     return
                 position += 1
+
+
+def _addresses_of(objects: Iterable[Any], count: int) -> bytes:
+    """Reads the addresses of `count` objects: what an array of objects holds are pointers."""
+    return np.fromiter(objects, object, count).tobytes()
 
 
 def _or_absent(read: Callable[[], Any]) -> tuple[Any]:
