@@ -82,7 +82,7 @@ def test_programs_share_the_memory_and_a_program_has_it_once_for_each_bucket():
         memories = Memories()
         traces = [trace_of(memories, *operands(rank)) for _ in range(2)]
         places = [
-            {each.untyped_storage().data_ptr() for each in t.scratch.values()} for t in traces
+            {each.untyped_storage().data_ptr() for each in t.buffers.values()} for t in traces
         ]
         form = traces[0].form(traces[0].inputs[0])
         one, other = (memories.buffer(form, number) for number in range(2))

@@ -112,7 +112,7 @@ def last_uses(trace: Trace, *, sends: bool = False) -> dict[int, int]:
 
 def _lives(trace: Trace, *, sends: bool = True) -> dict[int, tuple[int, int]]:
     """Finds, by memory, the indices of its first and last use, in flight if `sends`."""
-    theirs = trace.given() | trace.memories(map(numbered, trace.scratch))
+    theirs = trace.given() | trace.memories(map(numbered, trace.buffers))
     lives: dict[int, tuple[int, int]] = {}
     sent: dict[int, set[int]] = {}
     for index, call in enumerate(trace.calls):
@@ -130,7 +130,7 @@ def _lives(trace: Trace, *, sends: bool = True) -> dict[int, tuple[int, int]]:
 def held_bytes(call: Call, trace: Trace) -> int:
     """Counts the bytes of the operands and results of a collective, without buffers."""
     numbers = {value.number for value in (*call.operands, *call.results)}
-    return _bytes(numbers - trace.scratch.keys(), trace)
+    return _bytes(numbers - trace.buffers.keys(), trace)
 
 
 def sent_bytes(call: Call, trace: Trace) -> int:

@@ -189,7 +189,8 @@ class Trace:
         reshapes: Whether a tensor gets another shape, or other strides, in place: `forms` has the
             first.
         draws_on_host: Whether Python or NumPy drew random numbers.
-        scratch: By number, buffers of the program: each run writes into them before it reads.
+        buffers: By number, tensors of the program: constants that a pass has computed, and scratch
+            memory, into which each run writes before it reads.
         outputs: The result of the step, tensors as `Value`.
         refusal: The reason why no program can be made of it; else empty.
         donated: The number of the first inputs that the first outputs replace, of which a run may
@@ -205,7 +206,7 @@ class Trace:
     forms: list[Form | None] = attrs.field(factory=list)
     reshapes: bool = False
     draws_on_host: bool = False
-    scratch: dict[int, torch.Tensor] = attrs.field(factory=dict)
+    buffers: dict[int, torch.Tensor] = attrs.field(factory=dict)
     outputs: Any = None
     refusal: str = ""
     donated: int = 0

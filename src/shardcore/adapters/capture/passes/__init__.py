@@ -7,12 +7,21 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence, Set
 from enum import Enum
 from functools import partial, reduce
+from types import MappingProxyType
 
 import attrs
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.passes import cleanup, collectives, inductor, memory, sums
-from shardcore.adapters.capture.trace import Trace, values
+from shardcore.adapters.capture.passes import (
+    cleanup,
+    collectives,
+    constants,
+    inductor,
+    memory,
+    repeats,
+    sums,
+)
+from shardcore.adapters.capture.trace import Literals, Trace, values
 from shardcore.domain.capture import NotCaptured
 from shardcore.ports.capture import RecordedSum
 
@@ -111,7 +120,7 @@ def _effects(trace: Trace) -> Iterator[Hashable]:
 
 def _is_ordered(trace: Trace) -> bool:
     """Checks that each value exists before a call reads it."""
-    known = {*(value.number for value in trace.inputs), *trace.outside, *trace.scratch}
+    known = {*(value.number for value in trace.inputs), *trace.outside, *trace.buffers}
     for call in trace.calls:
         if not known.issuperset(value.number for value in call.operands):
             return False
@@ -137,6 +146,7 @@ PASSES_FOR_COMPILER = (
 def passes_of(
     memories: sums.Memories | None,
     all_reduces: Sequence[RecordedSum] | None = None,
+    literals: Literals = MappingProxyType({}),
     *,
     sends: bool = True,
 ) -> tuple[Pass, ...]:
@@ -152,11 +162,15 @@ def passes_of(
         Pass(collectives.with_early_starts, needs={Fact.NEW_MEMORY}),
         Pass(collectives.with_late_waits, needs={Fact.NEW_MEMORY}),
     )
+    once = (
+        Pass(partial(repeats.without_repeated_calls, literals=literals), needs={Fact.NEW_MEMORY}),
+        Pass(partial(constants.with_constants, literals=literals), needs={Fact.NEW_MEMORY}),
+    )
     may_write = memories is not None
     return (
         Pass(cleanup.with_constant_loss_seed, gives={Fact.UNREAD_LOSS}),
         Pass(cleanup.without_dead_code),
-        *((DONATED_INPUTS, DIRECT_VIEWS) if may_write else ()),
+        *((DONATED_INPUTS, DIRECT_VIEWS, *once) if may_write else ()),
         *(of_communication if sends else ()),
         *((OPERANDS_REUSED,) if may_write else ()),
         *((MEMORY_FOR_GATHERS,) if may_write and sends else ()),
@@ -167,6 +181,7 @@ def run_passes(
     trace: Trace,
     memories: sums.Memories | None = None,
     all_reduces: Sequence[RecordedSum] | None = None,
+    literals: Literals = MappingProxyType({}),
 ) -> Trace:
     """Runs the passes for steps that are not compiled.
 
@@ -175,13 +190,14 @@ def run_passes(
         memories: Has the memory of buckets. None leaves out the passes that write into memory of
             others: Inductor, and steps that reshape a tensor in place, need the recorded strides.
         all_reduces: The all-reduces on which all ranks agree; by default this rank's.
+        literals: The constants of the step.
 
     Raises:
         NotCaptured: If a pass does not keep what it declares to keep.
     """
     # Without collectives, those of communication take a third of the time and change nothing.
     sends = any(call.collective for call in trace.calls)
-    return Pipeline(passes_of(memories, all_reduces, sends=sends))(trace)
+    return Pipeline(passes_of(memories, all_reduces, literals, sends=sends))(trace)
 
 
 def run_passes_for_compiler(trace: Trace, onednn: torch_private.OneDnn) -> Trace:

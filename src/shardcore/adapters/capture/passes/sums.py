@@ -85,7 +85,7 @@ def in_buckets(
     sums_at = dict(zip(indices, sums or trace.all_reduces, strict=True))
     needs = needs_of(trace)
     buckets = list(_buckets(trace, needs, sums_at, _limits(trace, sums_at, most, small)))
-    new_trace = attrs.evolve(trace.with_calls(trace.calls), scratch={})
+    new_trace = attrs.evolve(trace.with_calls(trace.calls), buffers=dict(trace.buffers))
     replacements: dict[int, list[Call]] = {}
     buffers = None if memories is None else _ScratchBuckets(new_trace, memories, replacements)
     for bucket in buckets:
@@ -238,7 +238,7 @@ class _ScratchBuckets:
         bucket, first = self.trace.new(form), calls[0]
         tensor = self.memories.buffer(form, self._forms[form])
         self._forms[form] += 1
-        self.trace.scratch[bucket.number] = tensor
+        self.trace.buffers[bucket.number] = tensor
         parts = torch.split(tensor, [self.trace.form(call.result).elements for call in calls])
         copied: dict[Value, Value] = {}
         for call, part in zip(calls, parts, strict=True):
@@ -252,7 +252,7 @@ class _ScratchBuckets:
         return [copy, joined] if copied else [joined]
 
     def _store_in(self, value: Value, part: torch.Tensor, bucket: Value) -> None:
-        self.trace.scratch[value.number] = part.view(self.trace.form(value).shape)
+        self.trace.buffers[value.number] = part.view(self.trace.form(value).shape)
         self.owners[value] = bucket
 
     def _is_made_in(self, part: torch.Tensor, value: Value, bucket: Value) -> bool:

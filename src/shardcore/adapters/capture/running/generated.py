@@ -116,7 +116,7 @@ class _Writer:
         self.lines_before = len(head)
         calls = zip(self.trace.calls, self._ended(), strict=True)
         lines = [*head, *(self._line(call, ended) for call, ended in calls), self._end()]
-        self.tensors |= {f"v{number}": tensor for number, tensor in self.trace.scratch.items()}
+        self.tensors |= {f"v{number}": tensor for number, tensor in self.trace.buffers.items()}
         self.names |= self.tensors
         text = "\n    ".join(lines) + "\n"
         file = f"{CAPTURED}{hashlib.sha256(text.encode()).hexdigest()[:12]}.py"
@@ -150,7 +150,7 @@ class _Writer:
 
     def _ended(self) -> list[list[Value]]:
         """Lists, by call, the values that are dropped after it."""
-        there = map(numbered, (*self.trace.scratch, *self.literals))
+        there = map(numbered, (*self.trace.buffers, *self.literals))
         read = {*values(self.trace.outputs), *self.given, *there}
         ended: list[list[Value]] = []
         for call in reversed(self.trace.calls):

@@ -142,7 +142,7 @@ class TraceCapture:
             )
         checked = with_checks(trace, literals)
         memories = None if compiled or checked.reshapes else self._memories
-        better = passes.run_passes(checked, memories, all_reduces)
+        better = passes.run_passes(checked, memories, all_reduces, literals)
         captured_inputs = tuple(
             value for number, value in trace.outside.items() if number not in literals
         )
@@ -217,7 +217,7 @@ def _shared(trace: Trace) -> Set[int]:
 
     The caller owns the donated inputs.
     """
-    others = map(numbered, (*trace.outside, *trace.scratch))
+    others = map(numbered, (*trace.outside, *trace.buffers))
     memories = trace.memories((*trace.inputs[trace.donated :], *others))
     return {
         n for n, value in enumerate(values(trace.outputs)) if trace.memories([value]) & memories

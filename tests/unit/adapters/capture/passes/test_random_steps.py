@@ -89,12 +89,23 @@ def of_a_list(draw, pool):
     return torch._foreach_mul(torch._foreach_add([x, y], 1.0), [y, x])
 
 
-OPERATORS = [pointwise, alone, scaled, row, part, turned, image, viewed, written, of_a_list]
+def repeated(draw, pool):
+    """The same calls again, which another call may come between, or write into an operand."""
+    x = one(pool, draw)
+    return [(x.sigmoid() * torch.tensor(2.0)).detach(), x.sigmoid() * torch.tensor(2.0)]
+
+
+OPERATORS = [pointwise, alone, scaled, row, part, turned, image, viewed, written]
+OPERATORS += [of_a_list, repeated]
 
 
 def better(trace):
     """`trace` after all passes."""
-    return passes.run_passes(trace, Memories())
+    return passes.run_passes(trace, Memories(), literals=literals_of(trace))
+
+
+def literals_of(trace):
+    return {number: trace.first_values[number] for number in trace.outside}
 
 
 @pytest.mark.parametrize("first", range(0, 5 * STEPS, STEPS))
@@ -107,7 +118,6 @@ def test_passes_change_no_bit(first):
         expected = recorder.run(functools.partial(step, seed, *copies))
         trace = better(recorder.trace)
         assert len(trace.calls) < len(recorder.trace.calls)
-        literals = {number: trace.first_values[number] for number in trace.outside}
-        found = function_of(trace, literals)(*(each.clone() for each in tensors))
+        found = function_of(trace, literals_of(trace))(*(each.clone() for each in tensors))
         for place, (one_, other) in enumerate(zip(found, expected, strict=True)):
             assert torch.equal(one_, other), f"result {place} of step {seed}"
