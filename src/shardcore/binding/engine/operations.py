@@ -1,4 +1,4 @@
-"""Patches of functions: draws, `remat`, `scatter`, `repeat`, images, a loss, `einsum`."""
+"""Patches of functions: draws, `remat`, `scatter`, `repeat`, images, powers, a loss, `einsum`."""
 
 import inspect
 import math
@@ -144,6 +144,18 @@ def with_channels_first(original: Original, images: Any, **options: object) -> A
     """
     is_image = isinstance(images, torch.Tensor) and images.ndim == 4
     return images.permute(0, 3, 1, 2) if is_image else original(images, **options)
+
+
+@replaces(
+    "keras.src.backend.torch.numpy:power",
+    reason="Makes a tensor of a number: a power by logarithms, and a gradient of six operators.",
+)
+def power(original: Original, x: Any, exponent: Any) -> Any:
+    """Replaces `power`: torch squares a tensor for the exponent 2, as in the norm of a Llama."""
+    is_number = type(exponent) in (int, float)
+    # Of a tensor without dims Keras makes the type of the exponent.
+    is_plain = isinstance(x, torch.Tensor) and x.is_floating_point() and x.ndim > 0
+    return torch.pow(x, exponent) if is_number and is_plain else original(x, exponent)
 
 
 def _add_at(indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
