@@ -100,6 +100,8 @@ class _Repeats:
         is_pure = call.name.startswith("aten.") and not (call.writes or call.draws)
         if not is_pure or any(self.trace.forms[value.number] is None for value in call.operands):
             return None
+        if not set(call.operands).isdisjoint(call.results):  # `to` of a tensor that is so already
+            return None
         operands: Any = call.args, call.kwargs
         if not self._equal.keys().isdisjoint(call.operands):
             operands = rename_values(operands, self._equal)

@@ -4,6 +4,7 @@ import torch
 
 from shardcore.adapters.capture.analyses import live_bytes
 from shardcore.adapters.capture.passes.repeats import without_repeated_calls
+from shardcore.adapters.capture.trace import Call
 from tests.traces import after, names, recorded
 
 X = torch.arange(6.0).reshape(2, 3)
@@ -172,3 +173,10 @@ def test_a_constant_that_a_run_writes_into_stays_apart():
         return first + second
 
     after(step, once, X)
+
+
+def test_a_call_that_returns_its_operand_does_not_make_it():
+    trace = recorded(lambda x: x.cos().exp(), X)
+    cos, exp = trace.calls
+    same = Call(torch.ops.aten.to.dtype, (cos.result, torch.float32), {}, cos.result)
+    assert names(once(trace.with_calls([cos, same, same, exp])))[0] == "cos"
