@@ -106,6 +106,8 @@ def segments(mesh):
         found[dtype] = keras.ops.convert_to_numpy(total)
         some = keras.ops.segment_sum(rows, keras.ops.maximum(numbers, 0))  # of any number
         found[f"{dtype}, any"] = keras.ops.convert_to_numpy(some)
+        largest = keras.ops.segment_max(rows, numbers, num_segments=4)
+        found[f"{dtype}, largest"] = keras.ops.convert_to_numpy(largest)
     return found, moved
 
 

@@ -4,6 +4,8 @@ import multiprocessing
 from collections import Counter
 
 import attrs
+import keras
+import numpy as np
 import pytest
 
 import shardcore
@@ -15,6 +17,7 @@ from shardcore.bootstrap.cost.traces import TraceRequest
 from shardcore.domain.layouts.mesh import Mesh
 from shardcore.policies.candidates import Candidate
 from shardcore.policies.regions import layer_groups
+from shardcore.reporting.cost import ranking
 from shardcore.testing import run_ranks
 from tests.distributed.planning.traced_models import (
     BATCHES,
@@ -93,11 +96,25 @@ def test_all_layouts_of_a_search_share_one_built_model():
         return mlp()
 
     options = {"batch": BATCHES[mlp], "memory": "1GB"}
-    plan = shardcore.plan(build, devices=2, policy="auto", **options)
+    plan = shardcore.plan(build, devices=4, policy="auto", **options)
     assert len(plan.ranking.priced) > 3
     # For its facts; for a copy of a block, and the block that it is compared with; for one policy
     # for all layers; and to divide steps among layers.
     assert built.value == 5
+
+
+def test_a_model_that_no_policy_shards_is_data_parallel_and_has_one_row():
+    def build():
+        model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(1, activation="sigmoid")])
+        model.compile("adam", "binary_crossentropy", metrics=[keras.metrics.AUC()])
+        return model
+
+    batch = np.zeros((ROWS, 16), "float32"), np.zeros((ROWS, 1), "float32")
+    plan = shardcore.plan(build, devices=2, policy="auto", batch=batch)
+    assert [priced.policy for priced in plan.ranking.priced] == ["data_parallel"]
+    reasons = {layout.policy: layout.reason for layout in plan.ranking.passed_over}
+    assert reasons["tensor_parallel"] == ranking.IDLE
+    assert reasons["fully_sharded"] == ranking.EQUAL
 
 
 def test_the_machine_at_hand_is_that_of_its_gpus(monkeypatch, caplog):

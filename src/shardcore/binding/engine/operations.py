@@ -4,6 +4,7 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import keras
@@ -110,27 +111,39 @@ def scatter(original: Original, indices: Any, values: Array, shape: Sequence[int
 
 
 @replaces(
-    "keras.src.backend.torch.math:segment_sum",
-    reason="Writes each element by its index in the full tensor.",
+    "keras.src.backend.torch.math:_segment_reduction_fn",
+    reason="Repeats numbers by a tensor: without values, as in a plan, their count is unknown.",
 )
-def segment_sum(
-    _session: Session,
+def segment_reduction(
+    sessions: Sessions,
     original: Original,
-    data: object,
-    segment_ids: object,
+    data: torch.Tensor,
+    segment_ids: torch.Tensor,
+    reduction_method: str,
     num_segments: int | None = None,
-    **options: object,
+    *options: object,
 ) -> Any:
-    """Replaces `segment_sum` of a known number of segments: each rank adds up its rows."""
+    """Replaces what `segment_sum` and its like call, if the number of segments is known.
+
+    Over several ranks each adds up its rows.
+    """
     if keras_private.is_symbolic() or not isinstance(num_segments, int):
-        return original(data, segment_ids, num_segments, **options)
-    rows, numbers = map(keras.ops.convert_to_tensor, (data, segment_ids))
-    is_known = (numbers >= 0) & (numbers < num_segments)
+        return original(data, segment_ids, reduction_method, num_segments, *options)
+    is_known = (segment_ids >= 0) & (segment_ids < num_segments)
     # One more segment gets the rows whose segment is out of range.
-    places = numbers.long().where(is_known, num_segments).unsqueeze(1)
-    precise = rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
-    sums = _add_at(places, precise, (num_segments + 1, *rows.shape[1:]))
-    return sums[:-1].to(rows.dtype)
+    places = segment_ids.long().where(is_known, num_segments)
+    shape = num_segments + 1, *data.shape[1:]
+    if reduction_method == "sum" and sessions.current() is not None:
+        precise = data.float() if data.dtype in (torch.float16, torch.bfloat16) else data
+        return _add_at(places.unsqueeze(1), precise, shape)[:-1].to(data.dtype)
+    first = torch.full(shape, _FIRST[reduction_method], device=keras_private.torch_device())
+    index = places.reshape(-1, *[1] * (data.ndim - 1)).expand(data.shape)
+    reduced = first.scatter_reduce(0, index, data.float(), reduction_method)
+    return reduced[:-1].to(data.dtype)
+
+
+# The result for a segment without rows, as in Keras.
+_FIRST = MappingProxyType({"sum": 0.0, "prod": 1.0, "amax": -math.inf, "amin": math.inf})
 
 
 @replaces(

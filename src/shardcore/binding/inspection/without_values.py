@@ -162,10 +162,11 @@ def _without_values(tracer: MemoryTracer[torch.Tensor]) -> Iterator[None]:
                     "host without one. Ask first, or in a new process."
                 ) from error
             raise PolicyError(
-                "To see how much memory the step takes, it runs on tensors without values, and "
-                f"there it failed ({describe_error(error)}). If it reads values: compute "
-                "with keras.ops, and load weights outside the function that builds the model. If "
-                "it reads none, it fails in fit() too."
+                "A plan and an estimate of memory run the step on tensors without values, and "
+                f"there it failed ({describe_error(error)}). It may need values where fit() has "
+                "them: to read a number on the host, for the shape of a result (as torch.nonzero "
+                "does), to load weights. Compute with keras.ops, give sizes as numbers, and load "
+                "weights outside the function that builds the model."
             ) from error
 
 

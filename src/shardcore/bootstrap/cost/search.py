@@ -16,12 +16,13 @@ from shardcore.domain.cost.machine import Machine
 from shardcore.domain.cost.rank_step import RankStep, StepCost, cost_of
 from shardcore.domain.errors import PolicyError
 from shardcore.domain.layouts.mesh import Mesh
+from shardcore.domain.layouts.spec import entry_axes
 from shardcore.policies.candidates import Candidate, candidates
 from shardcore.policies.per_layer import BATCH_NDIM, NAME, policies_on
 from shardcore.policies.regions import layer_groups
 from shardcore.policies.rules import shared_keys
 from shardcore.ports.policy import LayerFacts
-from shardcore.reporting.cost.ranking import BATCH, MEMORY, PassedOver, Priced, Ranking
+from shardcore.reporting.cost.ranking import BATCH, EQUAL, IDLE, MEMORY, PassedOver, Priced, Ranking
 
 # The number of meshes on which it looks.
 MESHES = 2
@@ -205,11 +206,16 @@ def search(request: TraceRequest, devices: int, machine: Machine, facts: LayerFa
         planned = plan_candidate(candidate, request.rows, machine, short, times)
         if isinstance(planned, PassedOver):
             passed_over.append(planned)
+        elif _has_idle_axis(planned):
+            passed_over.append(PassedOver(candidate.policy, candidate.mesh, IDLE))
         else:
             rules = tuple((rule.key, rule.spec) for rule in planned.plan.rules)
-            groups_by_trace.setdefault((candidate.small, candidate.batch_parts, rules), []).append(
-                planned
-            )
+            key = candidate.small, candidate.batch_parts, rules
+            group = groups_by_trace.setdefault(key, [])
+            if any(candidate.mesh == other.candidate.mesh for other in group):
+                passed_over.append(PassedOver(candidate.policy, candidate.mesh, EQUAL))
+            else:
+                group.append(planned)
     priced: list[Priced] = []
     groups = list(groups_by_trace.values())
     repeats = verify_repeats(repeats, (group[0] for group in reversed(groups)), request, machine)
@@ -249,6 +255,16 @@ def plan_candidate(
         return attrs.evolve(out, reason=str(error))
     least = _least_bytes(planned, facts, times)
     return planned if least <= machine.memory else attrs.evolve(out, reason=MEMORY, bytes=least)
+
+
+def _has_idle_axis(planned: PlannedCandidate) -> bool:
+    """Looks for an axis over which neither the batch nor anything of the model is sharded."""
+    candidate = planned.candidate
+    used = {axis for rule in planned.plan.rules for dim in rule.spec for axis in entry_axes(dim)}
+    return any(
+        candidate.mesh.axis_size(axis) > 1 and axis not in used
+        for axis in candidate.mesh.axis_names[candidate.batch_ndim :]
+    )
 
 
 def _least_bytes(planned: PlannedCandidate, facts: LayerFacts, times: Mapping[str, int]) -> int:

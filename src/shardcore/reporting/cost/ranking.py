@@ -18,6 +18,8 @@ SHOWN = 10
 # Reasons against a candidate that fits the model.
 BATCH = "the batch does not divide by the ranks that share it"
 MEMORY = "memory"
+IDLE = "nothing is sharded over one of the axes: its ranks compute the same"
+EQUAL = "every variable has the layout that it has in another row"
 
 COLUMNS = (
     Column("policy and mesh"), Column("step", right=True), Column("compute", right=True),
