@@ -12,10 +12,10 @@ from keras import Layer, Model, Variable
 from shardcore.binding import keras_private
 from shardcore.binding.data import batches
 from shardcore.binding.keras_private.patches import replaces, replaces_value
-from shardcore.binding.keras_private.variables import tensor_of
+from shardcore.binding.keras_private.variables import storage_of, tensor_of
 from shardcore.binding.metric_sums import MetricSums
 from shardcore.binding.ranks import rank_consistency
-from shardcore.binding.ranks.session import Session, stored_layout
+from shardcore.binding.ranks.session import Session
 from shardcore.binding.types import Original
 from shardcore.domain.cost.collectives import ExplainedLayer, ExplainedVariable, Phase, axes_of
 from shardcore.domain.cost.reasons import CollectiveFacts
@@ -194,7 +194,7 @@ def _explain_layer(called: _Called) -> ExplainedLayer:
     variables = []
     for variable in own:
         if tensor_of(variable) is not None:
-            layout, shape = stored_layout(variable), tuple(variable.shape)
+            layout, shape = storage_of(variable).layout, tuple(variable.shape)
             spec = (None,) * len(shape) if layout is None else layout.spec
             itemsize = tensor_of(variable).element_size()
             variables.append(ExplainedVariable(variable.path, shape, itemsize, spec=spec))

@@ -12,9 +12,9 @@ import torch
 
 from shardcore.binding import keras_private
 from shardcore.binding.inspection.without_values import BuiltModel, RunStep, build_model, run_step
-from shardcore.binding.keras_private.variables import tensor_of
+from shardcore.binding.keras_private.variables import storage_of, tensor_of
 from shardcore.binding.ranks import rank_consistency
-from shardcore.binding.ranks.session import Session, Sessions, stored_layout
+from shardcore.binding.ranks.session import Session, Sessions
 from shardcore.binding.types import Original
 from shardcore.domain.cost.collectives import axes_of
 from shardcore.domain.cost.events import Stored, TracedStep
@@ -168,7 +168,7 @@ def _stored_tensors(ran: RunStep) -> Iterator[tuple[int, Stored]]:
         spec, itemsize = tensor.layout.spec, tensor.local.element_size()
         yield number, Stored(tensor.path, tensor.shape, spec, itemsize)
     for variable, number in ran.gradients:
-        layout, shape = stored_layout(variable), tuple(variable.shape)
+        layout, shape = storage_of(variable).layout, tuple(variable.shape)
         spec = (None,) * len(shape) if layout is None else layout.spec
         itemsize = tensor_of(variable).element_size()
         yield number, Stored(variable.path, shape, spec, itemsize)
