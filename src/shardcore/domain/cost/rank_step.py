@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import attrs
 
-from shardcore.domain.cost.collective_cost import bytes_sent, slowest
+from shardcore.domain.cost.collective_cost import bytes_sent_of, slowest
 from shardcore.domain.cost.events import (
     Kind,
     Stored,
@@ -207,10 +207,6 @@ def _merge_equal(records: Iterable[_T]) -> tuple[_T, ...]:
     return tuple(attrs.evolve(once, times=count) for once, count in times.items())
 
 
-# The kinds of collectives in which the operand of a rank is its shard of the tensor.
-_OF_SHARDS = ("all_gather", "all_to_all", "send")
-
-
 @attrs.frozen
 class StepCost:
     """The predicted cost of a step for one rank.
@@ -280,7 +276,7 @@ def cost_of(step: RankStep, machine: Machine) -> StepCost:
     waited = hidden = 0.0
     for collective in step.collectives:
         axis, ranks = ", ".join(collective.axes), step.mesh.size_along(collective.axes)
-        size = _sent(collective, ranks)
+        size = bytes_sent_of(collective.kind, ranks, collective.operand_bytes)
         link = slowest(links[axis] for axis in collective.axes or links)  # of all for unknown ranks
         seconds = collective.times * link.seconds(size, collective.kind)
         communication[axis] = communication.get(axis, 0.0) + seconds
@@ -291,8 +287,3 @@ def cost_of(step: RankStep, machine: Machine) -> StepCost:
             hidden += seconds
     exposed = waited + hidden - min(hidden * machine.hidden, compute)
     return StepCost(compute, communication, exposed, waited, sent, step.memory)
-
-
-def _sent(moved: RankCollective, ranks: int) -> int:
-    shards = ranks if moved.kind in _OF_SHARDS else 1
-    return round(bytes_sent(moved.kind, ranks, moved.operand_bytes * shards))
