@@ -24,7 +24,7 @@ from shardcore.ports.measurement import EventTracer, TracerFactory, gradients_ap
 
 
 @attrs.frozen
-class Blocks:
+class RepeatedBlocks:
     """Repeated blocks of a model, each called on the output of the previous one (ADR 46).
 
     Args:
@@ -41,7 +41,7 @@ def build_to_trace(
     batch: object,
     sessions: Sessions,
     tracer: EventTracer[torch.Tensor],
-    blocks: Blocks,
+    blocks: RepeatedBlocks,
 ) -> BuiltModel:
     """Builds a model for `trace_step`.
 
@@ -71,7 +71,7 @@ def trace_step(
     sessions: Sessions,
     tracer: EventTracer[torch.Tensor],
     collectives: TracerFactory,
-    blocks: Blocks,
+    blocks: RepeatedBlocks,
 ) -> TracedStep:
     """Runs a train step under the distribution that is set, and notes what it costs.
 
@@ -119,7 +119,7 @@ def trace_step(
 
 
 def _own(
-    model: keras.Model, session: Session, tracer: EventTracer[torch.Tensor], blocks: Blocks
+    model: keras.Model, session: Session, tracer: EventTracer[torch.Tensor], blocks: RepeatedBlocks
 ) -> None:
     """Tells the tracer to which block each variable belongs, with its states of the optimizer."""
     block_of: dict[int, str] = {}
