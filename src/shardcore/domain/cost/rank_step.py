@@ -17,7 +17,6 @@ import attrs
 from shardcore.domain.cost.collective_cost import bytes_sent_of, slowest
 from shardcore.domain.cost.events import (
     Kind,
-    Stored,
     TracedCollective,
     TracedMemory,
     TracedStep,
@@ -29,6 +28,7 @@ from shardcore.domain.cost.machine import Machine
 from shardcore.domain.cost.reasons import CollectiveFacts
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.mesh import Mesh
+from shardcore.domain.layouts.variable_size import ShardedVariable
 
 
 @attrs.frozen
@@ -114,7 +114,7 @@ class _Sizes:
     mesh: Mesh
     _known: dict[Hashable, int] = attrs.field(factory=dict, init=False)
 
-    def stored(self, tensor: Stored) -> int:
+    def stored(self, tensor: ShardedVariable) -> int:
         key = tensor.spec, tensor.shape, tensor.itemsize
         if key not in self._known:
             self._known[key] = tensor.bytes_on(self.mesh)
@@ -133,7 +133,7 @@ def _resized(
     started: TracedCollective,
     traced_sizes: _Sizes,
     larger_sizes: _Sizes,
-    values: Mapping[str, Stored],
+    values: Mapping[str, ShardedVariable],
 ) -> TracedCollective:
     size = _operand_bytes(started.facts, traced_sizes, larger_sizes, values)
     if size == started.facts.operand_bytes:
@@ -142,7 +142,10 @@ def _resized(
 
 
 def _operand_bytes(
-    facts: CollectiveFacts, traced_sizes: _Sizes, larger_sizes: _Sizes, values: Mapping[str, Stored]
+    facts: CollectiveFacts,
+    traced_sizes: _Sizes,
+    larger_sizes: _Sizes,
+    values: Mapping[str, ShardedVariable],
 ) -> int:
     if _waits(facts):
         return facts.operand_bytes
