@@ -24,7 +24,7 @@ _OF_WEIGHTS = {"_regularizer", "_constraint", "_overwrite_with_gradient", "_auto
 
 @attrs.frozen(eq=False)
 class Storage:
-    """How a strategy stores a Keras variable; all is None for one that was never laid out."""
+    """The storage of a Keras variable; all is None for one that was never laid out."""
 
     session: Any = None  # the `Session` whose strategy stores it
     layout: Layout | None = None  # the storage layout
