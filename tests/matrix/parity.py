@@ -10,6 +10,7 @@ import numpy as np
 from attrs import field, frozen
 
 import shardcore
+from shardcore.binding.keras_private import storage_of
 from tests.matrix import counting, strategies
 from tests.matrix.forks import Ended, run_all
 from tests.matrix.outcomes import Outcome, worst
@@ -211,7 +212,7 @@ def _check_spans(variables: Sequence[Any], mesh: Mesh) -> None:
         tensor = variable._value
         assert strategies.is_sharded(tensor), f"{variable.path} is plain"
         assert strategies.mesh_size(tensor) == mesh.ranks
-        layout = getattr(variable, "_shardcore_layout", None)
+        layout = storage_of(variable).layout
         if variable.path in sharded and layout is not None and mesh.shape[-1] > 1:
             parts = strategies.local(tensor).numel() < tensor.numel()
             assert parts or layout.is_replicated, f"{variable.path} is whole"

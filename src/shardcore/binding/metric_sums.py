@@ -13,7 +13,7 @@ from keras import Model, Variable
 
 from shardcore.binding import keras_private
 from shardcore.binding.keras_private.patches import replaces
-from shardcore.binding.keras_private.variables import set_tensor, tensor_of
+from shardcore.binding.keras_private.variables import set_tensor, storage_of, tensor_of
 from shardcore.binding.trainer_run import TrainerRun
 from shardcore.binding.types import Original, TorchStrategy
 from shardcore.domain.layouts.layout import Layout, PartialAxes
@@ -102,7 +102,7 @@ class MetricSums:
         for variable in run.deferred:
             pending = _stand_in(variable)
             if id(variable) not in self._deferred and pending is not None:
-                strategy = variable._shardcore_session.strategy
+                strategy = storage_of(variable).session.strategy
                 _write(variable, pending, tensor_of(variable), strategy)
                 self._store_pending(variable, pending, strategy)
         return tuple(at for at, v in enumerate(run.deferred) if id(v) in self._deferred)
@@ -121,7 +121,8 @@ class MetricSums:
             set_tensor(variable, known.stored)
         if not self._steps or variable.synchronization != "on_read":
             return False
-        if not variable._shardcore_layout.is_replicated or not _is_sum(value, strategy):
+        layout = storage_of(variable).layout
+        if layout is None or not layout.is_replicated or not _is_sum(value, strategy):
             return False
         # In separate memory: the value of one step, or a persistent stand-in.
         pending = _stand_in_of(variable, value, strategy) if across_steps else value.detach() * 1
@@ -184,7 +185,7 @@ def _is_sum(value: torch.Tensor, strategy: TorchStrategy) -> bool:
 
 def _reduce_together(group: list[_Deferred]) -> None:
     values = [tensor_of(deferred.variable) for deferred in group]
-    strategy, world = group[0].strategy, group[0].variable._shardcore_world
+    strategy, world = group[0].strategy, storage_of(group[0].variable).session.world
     flat = _concatenate(values, strategy, world)
     with reduction_scope([deferred.stored for deferred in group]):
         reduced = strategy.redistribute(flat, None)
@@ -224,7 +225,7 @@ def _write(
         assert layout is not None, "a plain tensor is no partial sum"
         if strategy.layout(value) != layout:
             full = strategy.full_tensor(value)
-            part = _share(full, (), layout.partial, variable._shardcore_world)
+            part = _share(full, (), layout.partial, storage_of(variable).session.world)
             value = strategy.from_local(part, layout, tuple(full.shape))
         strategy.assign(pending, value)
 

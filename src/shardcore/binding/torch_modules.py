@@ -24,7 +24,7 @@ from shardcore.binding.types import Original
 from shardcore.domain.errors import ArgumentProblem, LayoutError, MeshError, RuleError
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.mesh import Mesh
-from shardcore.domain.layouts.path_rules import PathRules
+from shardcore.domain.layouts.path_rules import Match, PathRules
 from shardcore.ports.types import MeshLike, RulesLike
 
 
@@ -57,10 +57,9 @@ def _layouts(
         names[id(parameter)].append(name)
     layouts: dict[int, Layout] = {}
     for parameter in module.parameters():
-        key = _rule_of(names[id(parameter)], rules)
-        if key is not None:
-            layout = _layout(key, rules[key], session)
-            what = f"Rule {key!r}: the parameter"
+        if match := _rule_of(names[id(parameter)], rules):
+            layout = _layout(match.key, match.value, session)
+            what = f"Rule {match.key!r}: the parameter"
             layouts[id(parameter)] = layout.fitting(tuple(parameter.shape), what)
     outputs: dict[torch.nn.Module, Layout] = {}
     paths = [name for aliases in names.values() for name in aliases]
@@ -73,15 +72,14 @@ def _layouts(
     return layouts, outputs
 
 
-def _rule_of(names: list[str], rules: PathRules[object]) -> str | None:
+def _rule_of(names: list[str], rules: PathRules[Any]) -> Match[Any] | None:
     """Finds the rule of a parameter; a tied one may match by any of its names."""
-    matches = [match for name in names if (match := rules.match(name))]
-    keys = list(dict.fromkeys(match.key for match in matches))
-    if len(keys) > 1:
+    matches = {match.key: match for name in names if (match := rules.match(name))}
+    if len(matches) > 1:
         raise RuleError(
-            f"The names {names} are one parameter, but match the rules {keys}: keep one."
+            f"The names {names} are one parameter, but match the rules {[*matches]}: keep one."
         )
-    return keys[0] if keys else None
+    return next(iter(matches.values()), None)
 
 
 def _layout(key: str, value: Any, session: Session) -> Layout:
@@ -273,7 +271,7 @@ def _refuse_another_layout(variable: Variable, layout: Layout, session: Session)
     rule = session.rule(variable.path)
     if rule is None:
         return
-    ruled = session.distribution.get_tensor_layout(variable.path).backend_layout
+    ruled = rule.value.backend_layout
     if ruled != layout:
         raise LayoutError(
             f"Rule {rule.key!r} of the layout map gives {variable.path!r} the layout {ruled}, but "

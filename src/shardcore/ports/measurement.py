@@ -10,10 +10,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import attrs
 
-from shardcore.domain.cost.events import Allocation, Kind, Stored, TracedStep
+from shardcore.domain.cost.events import Allocation, Kind, TracedStep
 from shardcore.domain.cost.reasons import CollectiveFacts
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.mesh import Mesh
+from shardcore.domain.layouts.variable_size import ShardedVariable
 from shardcore.ports.types import TensorT_contra
 
 _T = TypeVar("_T")
@@ -122,5 +123,5 @@ class EventTracer(MemoryTracer[TensorT_contra], Protocol[TensorT_contra]):
     def start(self, facts: CollectiveFacts) -> None:
         """Notes a collective, before it is started."""
 
-    def events(self, mesh: Mesh, stored: Mapping[int, Stored]) -> TracedStep:
+    def events(self, mesh: Mesh, stored: Mapping[int, ShardedVariable]) -> TracedStep:
         """Collects the step; `stored` has the tensors of variables by their allocations."""

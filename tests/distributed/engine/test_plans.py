@@ -5,6 +5,7 @@ import numpy as np
 import torch
 
 import shardcore
+from shardcore.adapters.engine.plan import Plan
 from shardcore.testing import run_ranks
 from tests.distributed.models import CASES, decoder
 from tests.distributed.programs import distribute
@@ -65,3 +66,23 @@ def test_plans_differ_by_shape_layout_dtype_and_number():
             for one, other in zip(of_layout, expected, strict=True):
                 assert one.dtype == other.dtype
                 np.testing.assert_array_equal(one, other)
+
+
+def test_a_plan_prints_layouts_and_collectives_as_a_table():
+    def program(rank):
+        distribute((1, 2))
+        x = shardcore.distribute_tensor(np.ones((4, 6), "float32"), (None, "model"))
+        kernel = shardcore.distribute_tensor(np.ones((6, 8), "float32"), (None, "model"))
+        _ = x @ kernel
+        (x.sum(1) + 1).relu()
+        return [str(plan) for plan in x.engine.plans.values() if isinstance(plan, Plan)]
+
+    product, total, plus, _ = run_ranks(program, 2)[0]
+    assert product.splitlines() == [
+        "aten.mm.default: n k, k m -> n m",
+        "operand 0  (4, 6)  (None, 'model')  -> (None, None)  all_gather over 'model'",
+        "operand 1  (6, 8)  (None, 'model')",
+        "result 0           (None, 'model')",
+    ]
+    assert total.splitlines()[-1] == "result 0           (None,) with sum over 'model'"
+    assert plus.splitlines()[1].endswith("-> (None,)  all_reduce over 'model'")

@@ -5,6 +5,7 @@ import math
 import keras
 import pytest
 
+from shardcore.binding.keras_private import storage_of
 from shardcore.testing import count_collectives, run_ranks
 from tests.distributed.models import cnn, decoder, mlp
 from tests.distributed.traffic.moved import (
@@ -127,7 +128,8 @@ def in_small_buckets(rank, size):
     distribute(mlp, (2, 1))
     model = compiled(mlp, jit_compile=False)
     model.train_on_batch(*DATA[mlp])
-    model._loss_tracker.variables[0]._shardcore_session.strategy.tensors._buckets.size = size
+    storage = storage_of(model._loss_tracker.variables[0])
+    storage.session.strategy.tensors._buckets.size = size
     with count_collectives() as traffic:
         logs = model.train_on_batch(*DATA[mlp], return_dict=True)
     gradients = 4 * sum(math.prod(each.shape) for each in model.trainable_variables)

@@ -11,10 +11,10 @@ from shardcore.domain.cost.collectives import (
     Avoidable,
     Collective,
     ExplainedLayer,
-    ExplainedVariable,
 )
 from shardcore.domain.errors import ArgumentProblem
 from shardcore.domain.layouts.mesh import Mesh
+from shardcore.domain.layouts.variable_size import ShardedVariable
 from shardcore.reporting.inspection.explanation import Explanation
 from shardcore.reporting.inspection.picture import block, svg
 
@@ -31,8 +31,8 @@ LAYERS = (
     ExplainedLayer("net", "Sequential", 0, 1, (), (8, 32), ("data", None)),
     ExplainedLayer(
         "net/down", "Dense<&>", 1, 2,
-        (ExplainedVariable("net/down/kernel", (32, 32), spec=("data", "model")),
-         ExplainedVariable("net/down/scale", (), spec=())),
+        (ShardedVariable("net/down/kernel", (32, 32), spec=("data", "model")),
+         ShardedVariable("net/down/scale", (), spec=())),
         (8, 32), (("data", "model"), None),
     ),
 )  # fmt: skip
@@ -122,7 +122,7 @@ def test_reasons_and_remedies_are_text_that_no_pointer_must_find(tmp_path):
     assert texts.count("Avoidable: layout_map['net/down/kernel'] = ('model', None)") == 1
 
 
-KERNEL = ExplainedVariable("net/a/kernel", (64, 256), spec=(None, "model"))
+KERNEL = ShardedVariable("net/a/kernel", (64, 256), spec=(None, "model"))
 
 
 def blocks(*variables, shape=None, itemsize=4):

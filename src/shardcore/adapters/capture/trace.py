@@ -10,6 +10,7 @@ import torch
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.capture.source_line import SourceLine
+from shardcore.domain.layouts.memory_order import contiguous_strides
 from shardcore.ports.capture import RecordedSum, RecordedSums
 
 
@@ -45,7 +46,7 @@ class Number:
 
 @attrs.frozen
 class Form:
-    """The metadata of a tensor.
+    """The metadata of a plain tensor; `adapters.engine.tensor.Form` is that of a sharded one.
 
     Args:
         shape: Its shape.
@@ -57,7 +58,9 @@ class Form:
     shape: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
-    strides: tuple[int, ...] = attrs.Factory(lambda form: _dense(form.shape), takes_self=True)
+    strides: tuple[int, ...] = attrs.Factory(
+        lambda form: contiguous_strides(form.shape), takes_self=True
+    )
 
     @classmethod
     def of(cls, thing: Any) -> "Form | None":
@@ -69,7 +72,7 @@ class Form:
     @property
     def is_dense(self) -> bool:
         """Whether it is contiguous."""
-        return self.strides == _dense(self.shape)
+        return self.strides == contiguous_strides(self.shape)
 
     @property
     def elements(self) -> int:
@@ -83,10 +86,6 @@ class Form:
 
     def __str__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
-
-
-def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(math.prod(shape[index + 1 :]) for index in range(len(shape)))
 
 
 # By number, the constants among the tensors from outside of a trace.

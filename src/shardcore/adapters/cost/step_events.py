@@ -17,6 +17,7 @@ from shardcore.domain.cost import events as domain
 from shardcore.domain.cost.rank_step import is_sum
 from shardcore.domain.cost.reasons import CollectiveFacts
 from shardcore.domain.layouts.mesh import Mesh
+from shardcore.domain.layouts.variable_size import ShardedVariable
 
 Shares = tuple[tuple[str, int], ...]
 
@@ -82,7 +83,7 @@ class StepEvents(StepMemory):
         self._time += 1
         self._pending = facts
 
-    def events(self, mesh: Mesh, stored: Mapping[int, domain.Stored]) -> domain.TracedStep:
+    def events(self, mesh: Mesh, stored: Mapping[int, ShardedVariable]) -> domain.TracedStep:
         """Converts all times to ticks; `stored` has variables by the numbers of allocations."""
         operators = (
             domain.Operators(attrs.evolve(work, times=times), block, shares)

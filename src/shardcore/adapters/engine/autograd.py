@@ -143,7 +143,7 @@ class Buckets:
     _bytes: dict[Hashable, int] = attrs.field(factory=dict, init=False)
     _sent: list[Callable[[], None]] = attrs.field(factory=list, init=False)
     # By the identity of their parameters.
-    _recorded: dict[int, "_RecordedSum"] = attrs.field(factory=dict, init=False)
+    _recorded: dict[int, "_RecordedGradient"] = attrs.field(factory=dict, init=False)
     _pass: int = attrs.field(default=-1, init=False)
 
     def add(self, parameter: torch.Tensor, gradient: ShardedTensor) -> None:
@@ -162,7 +162,7 @@ class Buckets:
         # first. So their bucket is recorded as it is.
         recorder = recording() if len(pending) == 1 and gradient.form.is_pending else None
         if recorder is not None:
-            self._recorded[id(parameter)] = _RecordedSum.of(gradient, recorder)
+            self._recorded[id(parameter)] = _RecordedGradient.of(gradient, recorder)
         if self._bytes[alike] >= self.size or gradients_apart_scope.now():
             self._send(alike)
 
@@ -185,7 +185,7 @@ class Buckets:
 
         self._sent.append(receive)
 
-    def _take_recorded(self, parameter: torch.Tensor) -> "_RecordedSum | None":
+    def _take_recorded(self, parameter: torch.Tensor) -> "_RecordedGradient | None":
         """Removes and returns the recorded all-reduce of a gradient; None if none fits.
 
         A trace is refused if a hook of the user has changed the gradient since.
@@ -206,7 +206,7 @@ class Buckets:
 
 
 @attrs.frozen(eq=False)
-class _RecordedSum:
+class _RecordedGradient:
     """The all-reduce of one gradient in a trace.
 
     The recorded step itself reduces the gradient later, in a bucket: with an all-reduce for each
@@ -223,7 +223,7 @@ class _RecordedSum:
     result: torch.Tensor
 
     @classmethod
-    def of(cls, gradient: ShardedTensor, recorder: Recorder) -> "_RecordedSum":
+    def of(cls, gradient: ShardedTensor, recorder: Recorder) -> "_RecordedGradient":
         part = gradient.part
         ((axis, _),) = gradient.form.layout.partial
         with recorder.paused():

@@ -76,6 +76,24 @@ class Plan:
         # A view of an all-gathered weight repeats no work on the ranks.
         self._falls_back = self.sharding.gathers and not self.task.makes_weights
 
+    def __str__(self) -> str:
+        """Writes the rule, and a line for each operand and result: its layouts and collectives."""
+        rows = []
+        operands = zip(self.task.operands, self.uses, self.sharding.operands, strict=True)
+        for number, (operand, (_, move, uses_copy), layout) in enumerate(operands):
+            steps = () if move is None else [step for _, steps in move.stages for step in steps]
+            moves = [f"{step.kind} over {step.axis!r}" for step in steps]
+            name = f"operand {number}" + (", a copy" if uses_copy else "")
+            source = layout if move is None else move.form.layout
+            target = "" if move is None else f"-> {move.target}"
+            rows.append((name, f"{operand.shape}", f"{source}", target, ", ".join(moves)))
+        for number, layout in enumerate(self.sharding.results):
+            pending = with_pending(layout, self.pending) if self.pending else layout
+            rows.append((f"result {number}", "", f"{pending}", "", ""))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        return "\n".join([f"{self.operator}: {self.task.rule}", *lines])
+
     def run(
         self,
         tensors: Sequence[Any],
@@ -221,10 +239,10 @@ def plan_task(operator: Operator, task: Task, engine: Engine) -> Plan:
     layouts = [form.layout for form in forms]
     pending = pending_in_results(layouts, task.linear_in, task.adds)
     given = [_reduced(form, engine) for form in forms] if pending else forms
-    sharding = _sharding(task, given, engine)
+    sharding = task.sharding(given, engine)
     if not are_free((*sharding.operands, *sharding.results), pending):
         pending = ()
-        sharding = _sharding(task, forms, engine)
+        sharding = task.sharding(forms, engine)
     uses = tuple(
         _use(task, position, form, target, pending, engine)
         for position, (form, target) in enumerate(zip(forms, sharding.operands, strict=True))
@@ -279,19 +297,3 @@ def _move(form: Form, layout: Layout, engine: Engine) -> Redistribution | None:
     """
     held = form.weight and engine.unsharded.holds_steps
     return (Redistribution.of_weight if held else Redistribution.to)(form, layout, engine)
-
-
-def _sharding(task: Task, forms: Sequence[Form], engine: Engine) -> Sharding:
-    if task.layouts is not None:
-        return task.layouts
-    if engine.gathers and not all(form.weight or not form.ndim for form in forms):
-        gathered = partial(Layout.replicated, engine.world.mesh)
-        forms = [
-            engine.evolved(form, layout=gathered(form.ndim)) if form.weight else form
-            for form in forms
-        ]
-    operands = zip(task.operands, forms, strict=True)
-    placed = tuple(operand.placed(form) for operand, form in operands)
-    if task.ring is not None:
-        return task.ring.sharding(task.rule, placed, engine.costs)
-    return choose(task.rule, placed, task.result_shapes, task.scales, engine.costs)

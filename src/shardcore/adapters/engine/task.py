@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from math import prod
 from typing import Any, TypeVar
 
@@ -14,9 +15,10 @@ from shardcore.adapters.engine.tensor import Form
 from shardcore.adapters.torch_private import Kwargs, aten_name, is_view, tree_leaves
 from shardcore.adapters.torch_private import Operator as Operator
 from shardcore.domain.engine.call import PlacedTensor, Shapes
-from shardcore.domain.engine.choice import Sharding
+from shardcore.domain.engine.choice import Sharding, choose
 from shardcore.domain.engine.ring import Ring
 from shardcore.domain.engine.rules.rule import OperatorRule
+from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.memory_order import Order as Order
 from shardcore.domain.layouts.memory_order import inverse, memory_order, strides_in
 
@@ -115,6 +117,22 @@ class Task:
             operand.other if is_product and operand.serves and operand.other else operand.form
             for operand in self.operands
         ]
+
+    def sharding(self, forms: Sequence[Form], engine: Engine) -> Sharding:
+        """Chooses the cheapest layouts of operands, which have these `forms`, and of results."""
+        if self.layouts is not None:
+            return self.layouts
+        if engine.gathers and not all(form.weight or not form.ndim for form in forms):
+            gathered = partial(Layout.replicated, engine.world.mesh)
+            forms = [
+                engine.evolved(form, layout=gathered(form.ndim)) if form.weight else form
+                for form in forms
+            ]
+        operands = zip(self.operands, forms, strict=True)
+        placed = tuple(operand.placed(form) for operand, form in operands)
+        if self.ring is not None:
+            return self.ring.sharding(self.rule, placed, engine.costs)
+        return choose(self.rule, placed, self.result_shapes, self.scales, engine.costs)
 
     @property
     def makes_weights(self) -> bool:

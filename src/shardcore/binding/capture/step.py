@@ -18,7 +18,6 @@ from shardcore.binding.capture.agreement import Outcome, agree_on_outcome, gathe
 from shardcore.binding.capture.cache import CacheEntry, LastRun
 from shardcore.binding.capture.local_tensors import are_plain, local_tensors
 from shardcore.binding.capture.python_state.guard import PythonGuard
-from shardcore.binding.capture.python_state.object_walk import NEW_ATTRIBUTES
 from shardcore.binding.capture.python_state.observed import ObservedCalls
 from shardcore.binding.capture.python_state.thread_profile import is_profiled
 from shardcore.binding.capture.reports import Reports
@@ -176,16 +175,16 @@ class CapturedStep:
 
     def _check_guard(self, entry: CacheEntry, session: Session | None) -> None:
         """Drops what was recorded while Python held something else."""
-        change = "" if entry.guard is None else entry.guard.change()
+        change = None if entry.guard is None else entry.guard.change()
         if not change:
             return
         if entry.programs:
-            wait_for_new_trace(self._reports.step, change, session)
-        self._reports.report_change(change)
+            wait_for_new_trace(self._reports.step, change.name, session)
+        self._reports.report_change(change.name)
         self._called.forget()  # functions that were replaced run no more
         entry.apply_event(Event.CHANGED)
         if entry.progress.is_unstable:
-            entry.unstable = f"{change} changes again and again: {_KEEP}"
+            entry.unstable = f"{change.name} changes again and again: {_KEEP}"
 
     def _record(
         self, entry: CacheEntry, step: Step, data: Any, session: Session | None, left: float | None
@@ -258,11 +257,11 @@ class CapturedStep:
         """
         if trace.refusal:
             return trace.refusal
-        change = "" if entry.guard is None else entry.guard.change()
-        if change.startswith(NEW_ATTRIBUTES):
+        change = None if entry.guard is None else entry.guard.change()
+        if change and change.is_new_attribute:
             entry.guard = None  # Keras makes some in the second step
         elif change:
-            return f"{change} is changed by the step: {_KEEP}"
+            return f"{change.name} is changed by the step: {_KEEP}"
         local = (lambda tensor: tensor) if session is None else session.strategy.to_local
         try:
             if entry.guard is None or entry.guard.functions != self._called.count:

@@ -12,9 +12,9 @@ import torch
 from keras.callbacks import Callback, EarlyStopping, ModelCheckpoint, ReduceLROnPlateau
 
 from shardcore.binding import keras_private, torch_modules
-from shardcore.binding.keras_private.variables import tensor_of
+from shardcore.binding.keras_private.variables import storage_of, tensor_of
 from shardcore.binding.ranks import rank_consistency
-from shardcore.binding.ranks.session import Session, stored_layout
+from shardcore.binding.ranks.session import Session
 from shardcore.domain.checkpoints.contents import Piece, VariableToLoad, VariableToStore
 from shardcore.domain.errors import CheckpointError
 from shardcore.domain.layouts.layout import Layout
@@ -151,7 +151,7 @@ def _groups(model: keras.Model) -> dict[int, str]:
 def _of_variable(
     name: str, group: str, variable: keras.Variable, session: Session | None
 ) -> StateTensor:
-    shape, layout = tuple(variable.shape), stored_layout(variable)
+    shape, layout = tuple(variable.shape), storage_of(variable).layout
     if session is None or layout is None:
         local, layout = tensor_of(variable), Layout.replicated(mesh_of(session), len(shape))
     else:

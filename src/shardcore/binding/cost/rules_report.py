@@ -9,7 +9,7 @@ from keras.distribution import ModelParallel
 
 from shardcore.binding import keras_private
 from shardcore.binding.cost.plan import Plan
-from shardcore.binding.keras_private import is_seed
+from shardcore.binding.keras_private import is_seed, storage_of
 from shardcore.binding.layouts import rules_of
 from shardcore.binding.ranks.session import Session
 from shardcore.domain.layouts.layout import Layout
@@ -30,25 +30,25 @@ def rules_report(model: Model, session: Session) -> RulesReport | None:
     outputs = [path for path in session.output_paths if rules.match(path)]
     report = rules.report([*paths, *sorted(outputs)])
     stale = [variable for variable in model.variables if stale_rule(variable, session)]
-    decided = {v.path: v._shardcore_rule and v._shardcore_rule.key for v in stale}
+    decided = {variable.path: storage_of(variable).rule_key for variable in stale}
     return _as_decided(report, decided)
 
 
 def stale_rule(variable: Variable, session: Session) -> str | None:
     """Writes the warning for a variable whose rules have changed since it was built; None else."""
-    if not getattr(variable, "_shardcore_ruled", False):
+    built = storage_of(variable)
+    if not built.is_ruled:
         return None
-    built, now = variable._shardcore_rule, session.rule(variable.path)
-    if _layout(built) == _layout(now):
+    now = session.rule(variable.path)
+    if _layout(built.rule) == _layout(now):
         return None
     what = (
         "after the variable was built: it changed nothing; build the model again, or "
         "shardcore.distribute_variable(variable, layout)"
     )
     if now is None:
-        return f"rule {built.key!r} was taken away {what}"
-    changed = built is not None and built.key == now.key
-    return f"rule {now.key!r} was {'changed' if changed else 'added'} {what}"
+        return f"rule {built.rule_key!r} was taken away {what}"
+    return f"rule {now.key!r} was {'changed' if built.rule_key == now.key else 'added'} {what}"
 
 
 def _layout(rule: Match[Any] | None) -> Layout | None:

@@ -11,9 +11,9 @@ from shardcore.binding.engine import torch_state
 from shardcore.binding.engine.variable import assign as assign_to_sharded
 from shardcore.binding.engine.variable import store_variable
 from shardcore.binding.keras_private.patches import replaces
-from shardcore.binding.keras_private.variables import set_tensor, tensor_of
+from shardcore.binding.keras_private.variables import set_tensor, storage_of, tensor_of
 from shardcore.binding.ranks import rank_consistency
-from shardcore.binding.ranks.session import Session, Sessions, stored_layout
+from shardcore.binding.ranks.session import Session, Sessions
 
 
 @replaces(
@@ -27,7 +27,7 @@ def assign(
 
     A metric or a seed generator that was made before the distribution is laid out here.
     """
-    if sessions.are_open() and stored_layout(target) is None:
+    if sessions.are_open() and storage_of(target).layout is None:
         session = sessions.current()
         if session is not None and session.strategy.owns(value):
             lay_out([target], session)
@@ -44,7 +44,7 @@ def adopt(owner: Layer, session: Session) -> None:
     Raises:
         RankMismatchError: If the ranks have other values.
     """
-    made_before = [v for v in rank_consistency.variables_of(owner) if stored_layout(v) is None]
+    made_before = [v for v in rank_consistency.variables_of(owner) if storage_of(v).layout is None]
     if made_before:
         lay_out(made_before, session, owner)
 
@@ -62,7 +62,7 @@ def lay_out(variables: Iterable[Variable], session: Session, owner: Layer | None
         RankMismatchError: If the ranks have other values of a variable without a layout.
     """
     variables = list(variables)
-    rank_consistency.compare_values([v for v in variables if stored_layout(v) is None], session)
+    rank_consistency.compare_values([v for v in variables if storage_of(v).layout is None], session)
     store_variables(variables, session, owner)
 
 
@@ -77,7 +77,7 @@ def store_variables(
     weights_first = sorted(variables, key=lambda variable: id(variable) in weights)
     for variable in weights_first:
         before = tensor_of(variable)
-        if (earlier := getattr(variable, "_shardcore_session", None)) is not None:
+        if (earlier := storage_of(variable).session) is not None:
             value = earlier.strategy.full_tensor(before).detach()
             set_tensor(variable, torch.nn.Parameter(value, requires_grad=before.requires_grad))
         weight = weights.get(id(variable))

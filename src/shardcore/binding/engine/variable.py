@@ -12,9 +12,9 @@ from keras import Variable
 
 from shardcore.binding import keras_private
 from shardcore.binding.keras_private.patches import replaces
-from shardcore.binding.keras_private.variables import set_tensor, tensor_of
+from shardcore.binding.keras_private.variables import set_tensor, storage_of, tensor_of
 from shardcore.binding.ranks.collective_errors import check_other_ranks
-from shardcore.binding.ranks.session import Session, Sessions, stored_layout
+from shardcore.binding.ranks.session import Session, Sessions
 from shardcore.binding.types import Original
 from shardcore.domain.errors import ArgumentProblem, CallProblem
 from shardcore.domain.layouts.layout import Layout
@@ -80,7 +80,8 @@ def _check_thread(variable: Variable, sessions: Sessions) -> None:
     """
     if threading.current_thread() is threading.main_thread() or keras_private.is_seed(variable):
         return
-    if variable._shardcore_world.mesh.size > 1 and sessions.current() is None:
+    world = storage_of(variable).session.world
+    if world.mesh.size > 1 and sessions.current() is None:
         raise CallProblem(
             f"Variable {variable.path!r}, which all ranks keep, was assigned on thread "
             f"{threading.current_thread().name!r}, which has no distribution: each rank would take "
@@ -114,7 +115,7 @@ def cast(original: Callable[..., Any], scope: object, value: Any) -> Any:
 )
 def represent(_original: Callable[..., str], variable: Variable) -> str:
     """Replaces `Variable.__repr__`: prints the layout instead of a value that is sharded."""
-    layout = stored_layout(variable)
+    layout = storage_of(variable).layout
     if layout is None or layout.is_replicated or layout.mesh.size == 1:
         return keras_private.repr_with_value(variable)
     return (
@@ -171,8 +172,8 @@ def full_tensor(tensor: Any, sessions: Sessions) -> Any:
 
 def strategy_of(variable: Variable, sessions: Sessions) -> Any:
     """Looks up the strategy that stores `variable`; None for one that was never laid out."""
-    world = getattr(variable, "_shardcore_world", None)
-    return None if world is None else sessions.strategy(world)
+    session = storage_of(variable).session
+    return None if session is None else sessions.strategy(session.world)
 
 
 def store_variable(
@@ -200,11 +201,7 @@ def store_variable(
         session.strategy.redistribute_gradients(stored, layout)
     set_tensor(variable, stored)
     keras_private.set_layout(variable, session.keras_layout(layout))
-    variable._shardcore_layout = layout
-    variable._shardcore_world = session.world
-    variable._shardcore_session = session
-    variable._shardcore_ruled = ruled
-    variable._shardcore_rule = rule
+    keras_private.set_storage(variable, keras_private.Storage(session, layout, ruled, rule))
     if rule and not new.of_optimizer:
         session.used_rules.add(rule.key)
     logger.debug(

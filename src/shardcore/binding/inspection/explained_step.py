@@ -12,14 +12,15 @@ from keras import Layer, Model, Variable
 from shardcore.binding import keras_private
 from shardcore.binding.data import batches
 from shardcore.binding.keras_private.patches import replaces, replaces_value
-from shardcore.binding.keras_private.variables import tensor_of
+from shardcore.binding.keras_private.variables import storage_of, tensor_of
 from shardcore.binding.metric_sums import MetricSums
 from shardcore.binding.ranks import rank_consistency
-from shardcore.binding.ranks.session import Session, stored_layout
+from shardcore.binding.ranks.session import Session
 from shardcore.binding.types import Original
-from shardcore.domain.cost.collectives import ExplainedLayer, ExplainedVariable, Phase, axes_of
+from shardcore.domain.cost.collectives import ExplainedLayer, Phase, axes_of
 from shardcore.domain.cost.reasons import CollectiveFacts
 from shardcore.domain.errors import LayoutError
+from shardcore.domain.layouts.variable_size import ShardedVariable
 from shardcore.ports.measurement import CollectiveTracer, TracerFactory
 
 
@@ -188,16 +189,17 @@ def _path(layer: Layer) -> str:
     return str(layer.path or layer.name)
 
 
+def sharded_variable(variable: Variable) -> ShardedVariable:
+    """Describes a variable, and the layout in which it is stored."""
+    layout, shape = storage_of(variable).layout, tuple(variable.shape)
+    spec = (None,) * len(shape) if layout is None else layout.spec
+    return ShardedVariable(variable.path, shape, spec, tensor_of(variable).element_size())
+
+
 def _explain_layer(called: _Called) -> ExplainedLayer:
     inner = {id(v) for child in called.inner for v in child.layer.variables}
     own = [v for v in called.layer.variables if id(v) not in inner and not keras_private.is_seed(v)]
-    variables = []
-    for variable in own:
-        if tensor_of(variable) is not None:
-            layout, shape = stored_layout(variable), tuple(variable.shape)
-            spec = (None,) * len(shape) if layout is None else layout.spec
-            itemsize = tensor_of(variable).element_size()
-            variables.append(ExplainedVariable(variable.path, shape, itemsize, spec=spec))
+    variables = [sharded_variable(variable) for variable in own if tensor_of(variable) is not None]
     return ExplainedLayer(
         _path(called.layer),
         type(called.layer).__name__,

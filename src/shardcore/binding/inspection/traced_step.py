@@ -11,20 +11,22 @@ import numpy as np
 import torch
 
 from shardcore.binding import keras_private
+from shardcore.binding.inspection.explained_step import sharded_variable
 from shardcore.binding.inspection.without_values import BuiltModel, RunStep, build_model, run_step
 from shardcore.binding.keras_private.variables import tensor_of
 from shardcore.binding.ranks import rank_consistency
-from shardcore.binding.ranks.session import Session, Sessions, stored_layout
+from shardcore.binding.ranks.session import Session, Sessions
 from shardcore.binding.types import Original
 from shardcore.domain.cost.collectives import axes_of
-from shardcore.domain.cost.events import Stored, TracedStep
+from shardcore.domain.cost.events import TracedStep
 from shardcore.domain.cost.reasons import CollectiveFacts
 from shardcore.domain.errors import PolicyError
+from shardcore.domain.layouts.variable_size import ShardedVariable
 from shardcore.ports.measurement import EventTracer, TracerFactory, gradients_apart_scope
 
 
 @attrs.frozen
-class Blocks:
+class RepeatedBlocks:
     """Repeated blocks of a model, each called on the output of the previous one (ADR 46).
 
     Args:
@@ -41,7 +43,7 @@ def build_to_trace(
     batch: object,
     sessions: Sessions,
     tracer: EventTracer[torch.Tensor],
-    blocks: Blocks,
+    blocks: RepeatedBlocks,
 ) -> BuiltModel:
     """Builds a model for `trace_step`.
 
@@ -71,7 +73,7 @@ def trace_step(
     sessions: Sessions,
     tracer: EventTracer[torch.Tensor],
     collectives: TracerFactory,
-    blocks: Blocks,
+    blocks: RepeatedBlocks,
 ) -> TracedStep:
     """Runs a train step under the distribution that is set, and notes what it costs.
 
@@ -119,7 +121,7 @@ def trace_step(
 
 
 def _own(
-    model: keras.Model, session: Session, tracer: EventTracer[torch.Tensor], blocks: Blocks
+    model: keras.Model, session: Session, tracer: EventTracer[torch.Tensor], blocks: RepeatedBlocks
 ) -> None:
     """Tells the tracer to which block each variable belongs, with its states of the optimizer."""
     block_of: dict[int, str] = {}
@@ -162,13 +164,10 @@ def _with_rows(batch: Any, rows: int) -> Any:
     return keras.tree.map_structure(repeat_first_row, batch)
 
 
-def _stored_tensors(ran: RunStep) -> Iterator[tuple[int, Stored]]:
+def _stored_tensors(ran: RunStep) -> Iterator[tuple[int, ShardedVariable]]:
     """Yields the tensors of variables by the numbers of their allocations, values first."""
     for tensor, number in ran.state:
         spec, itemsize = tensor.layout.spec, tensor.local.element_size()
-        yield number, Stored(tensor.path, tensor.shape, spec, itemsize)
+        yield number, ShardedVariable(tensor.path, tensor.shape, spec, itemsize)
     for variable, number in ran.gradients:
-        layout, shape = stored_layout(variable), tuple(variable.shape)
-        spec = (None,) * len(shape) if layout is None else layout.spec
-        itemsize = tensor_of(variable).element_size()
-        yield number, Stored(variable.path, shape, spec, itemsize)
+        yield number, sharded_variable(variable)

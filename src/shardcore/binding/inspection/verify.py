@@ -7,9 +7,9 @@ from shardcore.binding import torch_modules
 from shardcore.binding.cost import rules_report
 from shardcore.binding.data import batches
 from shardcore.binding.engine import adoption
-from shardcore.binding.keras_private.variables import tensor_of
+from shardcore.binding.keras_private.variables import storage_of, tensor_of
 from shardcore.binding.ranks import rank_consistency
-from shardcore.binding.ranks.session import Session, Sessions, stored_layout
+from shardcore.binding.ranks.session import Session, Sessions
 from shardcore.domain.layouts.layout import Layout
 from shardcore.reporting.inspection.verification import VariableCheck, Verification
 
@@ -49,7 +49,8 @@ def _backward(model: keras.Model, batch: object, session: Session) -> None:
 
 
 def _check(variable: keras.Variable, session: Session) -> VariableCheck:
-    layout, strategy = stored_layout(variable), session.strategy
+    storage, strategy = storage_of(variable), session.strategy
+    layout = storage.layout
     assert layout is not None, f"{variable.path} was adopted"
     with torch.no_grad():
         local, full = (
@@ -69,7 +70,7 @@ def _check(variable: keras.Variable, session: Session) -> VariableCheck:
     all_fit = [fits_there for _, _, fits_there in everyone]
     return VariableCheck(
         path=variable.path,
-        rule=variable._shardcore_rule.key if variable._shardcore_rule else None,
+        rule=storage.rule_key,
         spec=str(layout),
         shape=tuple(variable.shape),
         local_shape=tuple(local.shape),

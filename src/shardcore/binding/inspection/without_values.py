@@ -18,7 +18,7 @@ from shardcore.binding.data import batches
 from shardcore.binding.engine import adoption
 from shardcore.binding.inspection.explain import checked_batch
 from shardcore.binding.ranks import rank_consistency
-from shardcore.binding.ranks.session import Session, Sessions, stored_layout
+from shardcore.binding.ranks.session import Session, Sessions
 from shardcore.domain.checkpoints.contents import divide, pieces_of_rank
 from shardcore.domain.cost.events import highest
 from shardcore.domain.errors import EnvironmentProblem, PolicyError, ShardcoreError, describe_error
@@ -179,7 +179,8 @@ def _run(
     watch: Watch,
 ) -> RunStep:
     variables = rank_consistency.variables_of(model)
-    adoption.store_variables([v for v in variables if stored_layout(v) is None], session, model)
+    made_before = [v for v in variables if keras_private.storage_of(v).layout is None]
+    adoption.store_variables(made_before, session, model)
     state = tuple(
         (
             tensor,

@@ -105,6 +105,7 @@ from shardcore.binding.keras_private.training import set_progress as set_progres
 from shardcore.binding.keras_private.training import sort_callbacks as sort_callbacks
 from shardcore.binding.keras_private.training import thread_name_of as thread_name_of
 from shardcore.binding.keras_private.training import weights_path as weights_path
+from shardcore.binding.keras_private.variables import Storage as Storage
 from shardcore.binding.keras_private.variables import entries_of as entries_of
 from shardcore.binding.keras_private.variables import initial_value as initial_value
 from shardcore.binding.keras_private.variables import initialize as initialize
@@ -114,5 +115,7 @@ from shardcore.binding.keras_private.variables import layout_of as layout_of
 from shardcore.binding.keras_private.variables import repr_with_value as repr_with_value
 from shardcore.binding.keras_private.variables import set_batch_axes as set_batch_axes
 from shardcore.binding.keras_private.variables import set_layout as set_layout
+from shardcore.binding.keras_private.variables import set_storage as set_storage
 from shardcore.binding.keras_private.variables import state_of as state_of
+from shardcore.binding.keras_private.variables import storage_of as storage_of
 from shardcore.binding.keras_private.variables import update_shape as update_shape

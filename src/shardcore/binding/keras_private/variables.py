@@ -1,13 +1,16 @@
-"""Attributes of Keras variables and layout maps: the tensor, the shape, the layout of Keras."""
+"""Attributes of Keras variables and layout maps: the tensor, the shape, how it is stored."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import attrs
 import torch
 from keras import Variable
 from keras.distribution import LayoutMap, ModelParallel
 from keras.src.backend.common.variables import Variable as VariableOfAnyBackend
 
+from shardcore.domain.layouts.layout import Layout
+from shardcore.domain.layouts.path_rules import Match
 from shardcore.domain.layouts.spec import DimSpec
 
 # Attributes that Keras does not change after a variable is made.
@@ -17,6 +20,32 @@ _FIXED = {
 }
 # Those that it reads of a weight in training only.
 _OF_WEIGHTS = {"_regularizer", "_constraint", "_overwrite_with_gradient", "_autocast"}
+
+
+@attrs.frozen(eq=False)
+class Storage:
+    """The storage of a Keras variable; all is None for one that was never laid out."""
+
+    session: Any = None  # the `Session` whose strategy stores it
+    layout: Layout | None = None  # the storage layout
+    is_ruled: bool = False  # whether the distribution decided the layout, and not the caller
+    rule: Match[Any] | None = None  # the rule of the layout map that decided
+
+    @property
+    def rule_key(self) -> str | None:
+        """The key of the rule, None without one."""
+        return None if self.rule is None else self.rule.key
+
+
+def storage_of(variable: Variable) -> Storage:
+    """Looks up how `variable` is stored."""
+    storage: Storage = getattr(variable, "_shardcore_storage", Storage())
+    return storage
+
+
+def set_storage(variable: Variable, storage: Storage) -> None:
+    """Notes how `variable` is stored."""
+    variable._shardcore_storage = storage
 
 
 def state_of(variable: Variable) -> tuple[str, ...]:

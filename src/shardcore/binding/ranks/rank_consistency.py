@@ -9,8 +9,8 @@ import torch
 from keras import Model, Variable
 
 from shardcore.binding import keras_private
-from shardcore.binding.keras_private.variables import tensor_of
-from shardcore.binding.ranks.session import Session, stored_layout
+from shardcore.binding.keras_private.variables import storage_of, tensor_of
+from shardcore.binding.ranks.session import Session
 from shardcore.domain.errors import ArgumentProblem, CallProblem, RankMismatchError
 from shardcore.domain.layouts.spec import named_axes
 from shardcore.ports.world import Processes
@@ -37,8 +37,8 @@ def check_model(model: Model, data: object, session: Session) -> None:
     if not session.distribution.auto_shard_dataset:
         _compare_rows(inputs, session)
     for variable in variables:
-        if variable._shardcore_world != session.world:
-            own = variable._shardcore_world
+        own = storage_of(variable).session.world
+        if own != session.world:
             raise CallProblem(
                 f"Variable {variable.path!r} was laid out over mesh {own.mesh} of processes "
                 f"{own.processes}, but the distribution that is set is over mesh {session.mesh} of "
@@ -182,7 +182,7 @@ def variables_of(model: Model) -> Iterable[Any]:
 
 
 def _describe(variable: Variable, session: Session) -> str:
-    layout = stored_layout(variable)
+    layout = storage_of(variable).layout
     if layout is None:
         return "no layout"
     described = f"shape {tuple(variable.shape)}, dtype {variable.dtype}, layout {layout}"
@@ -224,9 +224,9 @@ def copies(model: Model, session: Session) -> Facts:
 
 
 def _is_replicated(variable: Variable, session: Session) -> bool:
-    layout = stored_layout(variable)
-    is_full = layout is not None and layout.is_replicated
-    return is_full and variable._shardcore_world == session.world
+    storage = storage_of(variable)
+    is_full = storage.layout is not None and storage.layout.is_replicated
+    return is_full and storage.session.world == session.world
 
 
 def _is_equal_everywhere(local: torch.Tensor) -> bool:

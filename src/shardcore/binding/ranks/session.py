@@ -9,7 +9,6 @@ from typing import Any
 import attrs
 import keras
 import torch
-from keras import Variable
 
 from shardcore.binding import keras_private
 from shardcore.binding.layouts import rules_of
@@ -230,7 +229,7 @@ class Sessions:
     def session_of_model(self, model: keras.Model) -> Session | None:
         """Finds the session of the first variable of `model` that is laid out, None without one."""
         variables = model.variables if self._alive else ()
-        sessions = (getattr(variable, "_shardcore_session", None) for variable in variables)
+        sessions = (keras_private.storage_of(variable).session for variable in variables)
         return next((session for session in sessions if session in self._alive), None)
 
     def scope_of(self, model: keras.Model) -> AbstractContextManager[Any]:
@@ -291,8 +290,3 @@ class Sessions:
         self.is_closed = True
         self._alive.clear()
         self._strategies.clear()
-
-
-def stored_layout(variable: Variable) -> Layout | None:
-    """Looks up the layout in which `variable` is stored, None without a strategy."""
-    return getattr(variable, "_shardcore_layout", None)

@@ -15,7 +15,7 @@ from shardcore.binding import keras_private
 from shardcore.binding.data import batches
 from shardcore.binding.keras_private.patches import replaces
 from shardcore.binding.ranks import rank_consistency
-from shardcore.binding.ranks.session import Session, Sessions, stored_layout
+from shardcore.binding.ranks.session import Session, Sessions
 from shardcore.binding.types import Original
 
 # The updates of an optimizer, and the calls of a layer, whose plain inputs the ranks compare.
@@ -112,7 +112,9 @@ def keras_update(
     """Replaces `Optimizer.apply`: the ranks compare their plain inputs before the first updates."""
     session = sessions.current()
     updated = None if trainable_variables is None else list(trainable_variables)
-    if session is not None and any(map(stored_layout, updated or optimizer.variables)):
+    if session is not None and any(
+        keras_private.storage_of(v).layout for v in updated or optimizer.variables
+    ):
         _compare_inputs(optimizer, sessions, session)
     return original(optimizer, grads, updated)
 

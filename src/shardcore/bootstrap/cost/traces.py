@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
 
     from shardcore.adapters.cost.step_events import StepEvents
-    from shardcore.binding.inspection.traced_step import Blocks
+    from shardcore.binding.inspection.traced_step import RepeatedBlocks
     from shardcore.binding.inspection.without_values import BuiltModel
 
 logger = log_of("plan")
@@ -187,7 +187,7 @@ class _Model:
     jobs: Sequence[Job]
     built: "BuiltModel"
     events: "StepEvents"
-    blocks: "Blocks"
+    blocks: "RepeatedBlocks"
     request: TraceRequest
     machine: Machine
     facts: LayerFacts
@@ -199,12 +199,12 @@ class _Model:
     ) -> "_Model":
         """Builds, without values, the model that jobs share."""
         from shardcore.adapters.cost.step_events import StepEvents
-        from shardcore.binding.inspection.traced_step import Blocks, build_to_trace
+        from shardcore.binding.inspection.traced_step import RepeatedBlocks, build_to_trace
 
         names = {layer.path: layer.name for layer in facts.layers()}
         left_out = {path for run in jobs[0].runs for path in run.copied}
         traced = {path for run in jobs[0].runs for path in run.traced} | set(request.groups)
-        blocks = Blocks(
+        blocks = RepeatedBlocks(
             frozenset(names[path] for path in traced - left_out),
             frozenset(names[path] for path in left_out),
         )

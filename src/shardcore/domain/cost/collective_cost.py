@@ -148,6 +148,12 @@ def bytes_sent(kind: str, ranks: int, held: float) -> float:
     return others.get(kind, sent)
 
 
+def bytes_sent_of(kind: str, ranks: int, operand_bytes: int) -> int:
+    """Computes `bytes_sent` of a rank by its operand: its shard, or the full tensor."""
+    shards = ranks if kind in ("all_gather", "all_to_all", "send") else 1
+    return round(bytes_sent(kind, ranks, operand_bytes * shards))
+
+
 def links_of(
     groups: Mapping[str, tuple[tuple[int, ...], ...]],
     hosts: tuple[str, ...],

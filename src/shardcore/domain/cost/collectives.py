@@ -9,7 +9,7 @@ import attrs
 
 from shardcore.domain.layouts.mesh import Mesh
 from shardcore.domain.layouts.spec import DimSpec
-from shardcore.domain.layouts.variable_size import VariableSize
+from shardcore.domain.layouts.variable_size import ShardedVariable
 
 Phase: TypeAlias = Literal["batch", "forward", "loss and metrics", "backward", "update"]
 
@@ -69,17 +69,6 @@ class Avoidable:
 
 
 @attrs.frozen
-class ExplainedVariable(VariableSize):
-    """A variable of a layer, with its layout.
-
-    Args:
-        spec: Per tensor dim the mesh axes that shard it.
-    """
-
-    spec: tuple[DimSpec, ...] = attrs.field(kw_only=True)
-
-
-@attrs.frozen
 class ExplainedLayer:
     """A layer that the step called.
 
@@ -98,7 +87,7 @@ class ExplainedLayer:
     kind: str
     depth: int
     calls: int
-    variables: tuple[ExplainedVariable, ...]
+    variables: tuple[ShardedVariable, ...]
     shape: tuple[int, ...] | None
     spec: tuple[DimSpec, ...] | None
     itemsize: int = 4

@@ -5,15 +5,13 @@ An event may belong to a block: a layer that repeats. The time is a count of eve
 
 from collections import Counter
 from collections.abc import Collection
-from math import prod
 from typing import Literal, TypeAlias
 
 import attrs
 
 from shardcore.domain.cost.reasons import CollectiveFacts
-from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.mesh import Mesh
-from shardcore.domain.layouts.spec import DimSpec
+from shardcore.domain.layouts.variable_size import ShardedVariable
 
 Kind: TypeAlias = Literal[
     "variables", "optimizer", "batch", "gradients", "activations", "collectives"
@@ -88,33 +86,6 @@ class Work:
 
 
 @attrs.frozen
-class Stored:
-    """A tensor of a variable: its value, its gradient, or a state of the optimizer.
-
-    Args:
-        path: The path of the variable.
-        shape: Its global shape.
-        spec: Its storage layout.
-        itemsize: The bytes of one element.
-    """
-
-    path: str
-    shape: tuple[int, ...]
-    spec: tuple[DimSpec, ...]
-    itemsize: int
-
-    def bytes_on(self, mesh: Mesh) -> int:
-        """Counts the bytes of the first rank, which has most.
-
-        Example:
-            >>> kernel = Stored("kernel", (6, 2), ("data", None), 4)
-            >>> kernel.bytes_on(Mesh((2,), ("data",))), kernel.bytes_on(Mesh((4,), ("data",)))
-            (24, 16)
-        """
-        return prod(Layout(mesh, self.spec).local_shape(self.shape, rank=0)) * self.itemsize
-
-
-@attrs.frozen
 class BlockSpan:
     """A part of the step in which one block runs, up to the next part.
 
@@ -185,7 +156,7 @@ class TracedMemory:
 
     allocation: Allocation
     block: str = ""
-    stored: Stored | None = None
+    stored: ShardedVariable | None = None
     sum_of: str = ""
     shares: tuple[tuple[str, int], ...] = ()
 

@@ -14,10 +14,9 @@ from typing import TypeVar
 
 import attrs
 
-from shardcore.domain.cost.collective_cost import bytes_sent, slowest
+from shardcore.domain.cost.collective_cost import bytes_sent_of, slowest
 from shardcore.domain.cost.events import (
     Kind,
-    Stored,
     TracedCollective,
     TracedMemory,
     TracedStep,
@@ -29,6 +28,7 @@ from shardcore.domain.cost.machine import Machine
 from shardcore.domain.cost.reasons import CollectiveFacts
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.mesh import Mesh
+from shardcore.domain.layouts.variable_size import ShardedVariable
 
 
 @attrs.frozen
@@ -114,7 +114,7 @@ class _Sizes:
     mesh: Mesh
     _known: dict[Hashable, int] = attrs.field(factory=dict, init=False)
 
-    def stored(self, tensor: Stored) -> int:
+    def stored(self, tensor: ShardedVariable) -> int:
         key = tensor.spec, tensor.shape, tensor.itemsize
         if key not in self._known:
             self._known[key] = tensor.bytes_on(self.mesh)
@@ -133,7 +133,7 @@ def _resized(
     started: TracedCollective,
     traced_sizes: _Sizes,
     larger_sizes: _Sizes,
-    values: Mapping[str, Stored],
+    values: Mapping[str, ShardedVariable],
 ) -> TracedCollective:
     size = _operand_bytes(started.facts, traced_sizes, larger_sizes, values)
     if size == started.facts.operand_bytes:
@@ -142,7 +142,10 @@ def _resized(
 
 
 def _operand_bytes(
-    facts: CollectiveFacts, traced_sizes: _Sizes, larger_sizes: _Sizes, values: Mapping[str, Stored]
+    facts: CollectiveFacts,
+    traced_sizes: _Sizes,
+    larger_sizes: _Sizes,
+    values: Mapping[str, ShardedVariable],
 ) -> int:
     if _waits(facts):
         return facts.operand_bytes
@@ -205,10 +208,6 @@ def _merge_equal(records: Iterable[_T]) -> tuple[_T, ...]:
         once = attrs.evolve(record, times=1)
         times[once] = times.get(once, 0) + record.times
     return tuple(attrs.evolve(once, times=count) for once, count in times.items())
-
-
-# The kinds of collectives in which the operand of a rank is its shard of the tensor.
-_OF_SHARDS = ("all_gather", "all_to_all", "send")
 
 
 @attrs.frozen
@@ -280,7 +279,7 @@ def cost_of(step: RankStep, machine: Machine) -> StepCost:
     waited = hidden = 0.0
     for collective in step.collectives:
         axis, ranks = ", ".join(collective.axes), step.mesh.size_along(collective.axes)
-        size = _sent(collective, ranks)
+        size = bytes_sent_of(collective.kind, ranks, collective.operand_bytes)
         link = slowest(links[axis] for axis in collective.axes or links)  # of all for unknown ranks
         seconds = collective.times * link.seconds(size, collective.kind)
         communication[axis] = communication.get(axis, 0.0) + seconds
@@ -291,8 +290,3 @@ def cost_of(step: RankStep, machine: Machine) -> StepCost:
             hidden += seconds
     exposed = waited + hidden - min(hidden * machine.hidden, compute)
     return StepCost(compute, communication, exposed, waited, sent, step.memory)
-
-
-def _sent(moved: RankCollective, ranks: int) -> int:
-    shards = ranks if moved.kind in _OF_SHARDS else 1
-    return round(bytes_sent(moved.kind, ranks, moved.operand_bytes * shards))

@@ -2,7 +2,7 @@
 
 import attrs
 
-from shardcore.domain.cost.collective_cost import bytes_sent
+from shardcore.domain.cost.collective_cost import bytes_sent_of
 from shardcore.domain.cost.collectives import Collective, Phase
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.placements import Partial, Placement, Shard
@@ -64,8 +64,6 @@ class CollectiveFacts:
     def collective(self) -> Collective:
         """Converts the facts to what users see, with the reason in words."""
         ranks = len(self.processes)
-        # A rank's operand is its shard of the tensor, or the full tensor.
-        shards = ranks if self.kind in ("all_gather", "all_to_all", "send") else 1
         changes = zip(self.source_placements(), self.target_placements(), strict=True)
         return Collective(
             kind=self.kind,
@@ -75,7 +73,7 @@ class CollectiveFacts:
             axes=self.axes,
             ranks=ranks,
             operand_bytes=self.operand_bytes,
-            sent_bytes=round(bytes_sent(self.kind, ranks, self.operand_bytes * shards)),
+            sent_bytes=bytes_sent_of(self.kind, ranks, self.operand_bytes),
             variables=self.reduced or ((self.variable,) if self.variable else ()),
             shape=self.shape,
             change=", ".join(f"{before} -> {after}" for before, after in changes),

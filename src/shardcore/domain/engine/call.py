@@ -214,8 +214,8 @@ class Call:
             outer = extended.number_of_outer
             if sorted(order) != sorted(axes) or not set(order[:outer]) <= set(cut.outer):
                 continue
-            segments = chunk_sizes(cut.count, ranks[:outer], cut.outer_grain)
-            steps = chunk_sizes(self.extents[factor] // cut.count, ranks[outer:], cut.grain)
+            segments = chunk_sizes(cut.count, ranks[:outer], cut.outer_block)
+            steps = chunk_sizes(self.extents[factor] // cut.count, ranks[outer:], cut.block)
             if min(segments) > 0 and min(steps) > 0:
                 yield factor, extended
                 return

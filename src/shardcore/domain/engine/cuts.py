@@ -13,13 +13,13 @@ Axes = tuple[str, ...]
 
 @attrs.frozen
 class Cut:
-    """The sharding of a factor."""
+    """The sharding of a factor: what `Segments` are to a dim, in steps instead of elements."""
 
     axes: Axes = ()  # the mesh axes that shard it, the major first
-    grain: int = 1  # the number of consecutive steps that stay together
+    block: int = 1  # the number of consecutive steps that stay together
     count: int = 1  # the number of segments of steps, each of which is sharded alike
     outer: Axes = ()  # the axes that shard the segments themselves, if they shard the factor
-    outer_grain: int = 1  # the number of segments that stay together
+    outer_block: int = 1  # the number of segments that stay together
 
     @property
     def number_of_outer(self) -> int:
@@ -37,7 +37,7 @@ def sharding_of(
     """Combines the cuts of the factors of `dim`: the axes that shard it, and its blocks.
 
     Example:
-        >>> cuts = {"a": Cut(("data",)), "b": Cut(("model",), grain=2)}
+        >>> cuts = {"a": Cut(("data",)), "b": Cut(("model",), block=2)}
         >>> sharding_of(Dim("b", outer="a"), cuts, {"a": 4, "b": 6})
         (('data', 'model'), Segments(count=4, block=2, outer=1, outer_block=1))
     """
@@ -47,8 +47,8 @@ def sharding_of(
         return cut.axes, _blocks(cut, count, dim.block)
     if not cut.axes:
         return outer.axes, _blocks(outer, outer.count, dim.size({**extents, dim.outer or "": 1}))
-    together = dim.count * cut.count * outer.grain
-    blocks = Segments(count, dim.block * cut.grain, len(outer.axes), together)
+    together = dim.count * cut.count * outer.block
+    blocks = Segments(count, dim.block * cut.block, len(outer.axes), together)
     return (*outer.axes, *cut.axes), blocks
 
 
@@ -56,8 +56,8 @@ def _blocks(cut: Cut, count: int, block: int) -> Blocks:
     """Computes the blocks of a dim of `count` segments with `block` elements a step."""
     outer = cut.number_of_outer
     if outer:
-        return Segments(count, block * cut.grain, outer, cut.outer_grain)
-    return blocks_of(count, block * cut.grain) if cut.axes else 1
+        return Segments(count, block * cut.block, outer, cut.outer_block)
+    return blocks_of(count, block * cut.block) if cut.axes else 1
 
 
 def cut_of(
@@ -70,7 +70,7 @@ def cut_of(
     Example:
         >>> sharded = ("data", "model"), (2, 2), Segments(4, 2, outer=1)
         >>> cut_of(Dim("b", outer="a"), "model", *sharded, {"a": 4, "b": 6})
-        ('b', Cut(axes=(), grain=2, count=1, outer=(), outer_grain=1))
+        ('b', Cut(axes=(), block=2, count=1, outer=(), outer_block=1))
     """
     assert dim.factor is not None, "a dim that can be sharded"
     segments = segments_of(blocks)
@@ -80,7 +80,7 @@ def cut_of(
             return dim.factor, Cut()
         cut = _within(dim, segments, left, ranks, extents)
         if segments.outer and cut.count == left:
-            cut = attrs.evolve(cut, outer=axes[: segments.outer], outer_grain=segments.outer_block)
+            cut = attrs.evolve(cut, outer=axes[: segments.outer], outer_block=segments.outer_block)
         return dim.factor, cut
     count = dim.count * extents[dim.outer]
     if segments.count == 1:
@@ -95,7 +95,7 @@ def cut_of(
     if any(chunk % together for chunk in chunks):
         return dim.outer, Cut()
     steps = tuple(chunk // together for chunk in chunks)
-    return dim.outer, Cut(grain=block_of(extents[dim.outer], ranks, steps) or 1)
+    return dim.outer, Cut(block=block_of(extents[dim.outer], ranks, steps) or 1)
 
 
 def _within(
@@ -109,8 +109,8 @@ def _within(
     wanted = chunk_sizes(inner * dim.block, ranks, segments.block)
     if any(size % dim.block for size in wanted):
         return Cut(count=left)
-    grain = block_of(inner, ranks, tuple(size // dim.block for size in wanted))
-    return Cut(grain=grain or 1, count=left)
+    block = block_of(inner, ranks, tuple(size // dim.block for size in wanted))
+    return Cut(block=block or 1, count=left)
 
 
 def between_segments(plain: Cut, ranks: tuple[int, ...], extent: int, other: Cut) -> Cut | None:
@@ -120,18 +120,18 @@ def between_segments(plain: Cut, ranks: tuple[int, ...], extent: int, other: Cut
 
     Example:
         >>> cut = between_segments(Cut(("data",), 6), (2,), 24, Cut(count=4))
-        >>> cut.outer, cut.outer_grain
+        >>> cut.outer, cut.outer_block
         (('data',), 1)
     """
     if other.count == 1 or other.number_of_outer:
         return None
     if plain.count == other.count and plain.number_of_outer == len(plain.axes):
-        return attrs.evolve(other, outer=plain.outer, outer_grain=plain.outer_grain)
+        return attrs.evolve(other, outer=plain.outer, outer_block=plain.outer_block)
     if plain.count > 1 or extent % other.count:
         return None
-    segments = in_segments(extent, ranks, plain.grain, other.count)
+    segments = in_segments(extent, ranks, plain.block, other.count)
     if segments is None or segments.outer < len(ranks):
         return None
     outer = tuple(dict.fromkeys((*plain.axes, *other.outer)))
-    together = other.outer_grain if other.outer else segments.outer_block
-    return attrs.evolve(other, outer=outer, outer_grain=together)
+    together = other.outer_block if other.outer else segments.outer_block
+    return attrs.evolve(other, outer=outer, outer_block=together)

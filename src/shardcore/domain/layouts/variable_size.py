@@ -1,4 +1,4 @@
-"""Shape and bytes of a variable, for plans and explanations."""
+"""Shape, bytes and layout of a variable, for plans, explanations and traces."""
 
 from math import prod
 
@@ -40,3 +40,21 @@ class VariableSize:
             LayoutError: If `spec` does not fit the variable or the mesh.
         """
         return prod(Layout(mesh, spec).local_shape(self.shape, rank=0)) * self.itemsize
+
+
+@attrs.frozen
+class ShardedVariable(VariableSize):
+    """A variable with its layout; or its gradient, or a state of the optimizer for it.
+
+    Example:
+        >>> kernel = ShardedVariable("kernel", (6, 2), ("data", None))
+        >>> kernel.bytes_on(Mesh((2,), ("data",))), kernel.bytes_on(Mesh((4,), ("data",)))
+        (24, 16)
+    """
+
+    spec: tuple[DimSpec, ...]  # per tensor dim the mesh axes that shard it
+    itemsize: int = 4  # the bytes of one element
+
+    def bytes_on(self, mesh: Mesh) -> int:
+        """Counts the bytes on the fullest rank of `mesh`."""
+        return self.bytes_here(self.spec, mesh)

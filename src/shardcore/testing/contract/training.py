@@ -15,7 +15,8 @@ import numpy as np
 
 import shardcore
 from shardcore import bootstrap
-from shardcore.binding.ranks.session import Session, stored_layout
+from shardcore.binding.keras_private.variables import storage_of
+from shardcore.binding.ranks.session import Session
 from shardcore.testing.contract.meshes import AXES, OnMeshes, Shape
 from shardcore.testing.ranks import run_ranks
 
@@ -110,7 +111,7 @@ def _stored_gradient(
 ) -> tuple[Any, bool, tuple[slice, ...]]:
     gradient = variable.value.grad
     layout = session.strategy.layout(gradient)
-    storage = stored_layout(variable)  # that of `storage()`, which may differ from the rule
+    storage = storage_of(variable).layout  # that of `storage()`, which may differ from the rule
     assert storage is not None, f"variable {variable.path!r} is stored without a layout"
     slices = storage.slices(variable.shape, session.world.position)
     pending = layout is not None and bool(layout.partial)

@@ -3,7 +3,6 @@
 from shardcore.domain.cost.events import (
     Allocation,
     Operators,
-    Stored,
     TracedCollective,
     TracedMemory,
     TracedStep,
@@ -13,11 +12,12 @@ from shardcore.domain.cost.rank_step import RankCollective, step_on
 from shardcore.domain.cost.reasons import CollectiveFacts
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.mesh import Mesh
+from shardcore.domain.layouts.variable_size import ShardedVariable
 
 AXES = ("data", "model")
 SMALL, LARGE = Mesh((2, 2), AXES), Mesh((8, 2), AXES)
-KERNEL = Stored("kernel", (100, 8), ("data", "model"), 4)
-BIAS = Stored("bias", (8,), (None,), 4)
+KERNEL = ShardedVariable("kernel", (100, 8), ("data", "model"), 4)
+BIAS = ShardedVariable("bias", (8,), (None,), 4)
 SHARDED, SUMMED = Layout(SMALL, KERNEL.spec), Layout(SMALL, (None, "model"), {"data": "sum"})
 
 

@@ -8,7 +8,6 @@ from shardcore.domain.cost.events import (
     Allocation,
     BlockSpan,
     Operators,
-    Stored,
     TracedCollective,
     TracedMemory,
     TracedStep,
@@ -19,6 +18,7 @@ from shardcore.domain.cost.reasons import CollectiveFacts
 from shardcore.domain.cost.repeats import with_all_blocks
 from shardcore.domain.cost.runs import Run
 from shardcore.domain.layouts.mesh import Mesh
+from shardcore.domain.layouts.variable_size import ShardedVariable
 
 MESH = Mesh((2,), ("data",))
 ACTIVATION, PEAK, GRADIENT = 10, 100, 7
@@ -44,7 +44,7 @@ def step_of(count, odd=None):
     update = Work("adam", "float32", 0, 8 * count + 5, updates=True)
     operators += [Operators(work(50)), Operators(update, shares=shares)]
     for number in range(count):
-        weight = Stored(f"b{number}/kernel", (2,), (None,), 4)
+        weight = ShardedVariable(f"b{number}/kernel", (2,), (None,), 4)
         memory.append(TracedMemory(Allocation("variables", 8, 0), f"b{number}", weight))
 
     def tick():
@@ -73,7 +73,9 @@ def step_of(count, odd=None):
         started.append(TracedCollective(facts, tick(), name, "float32"))
         summed = Allocation("gradients", 8, tick())
         memory.append(
-            TracedMemory(summed, name, Stored(f"{name}/kernel", (2,), (None,), 4), facts.reduced[0])
+            TracedMemory(
+                summed, name, ShardedVariable(f"{name}/kernel", (2,), (None,), 4), facts.reduced[0]
+            )
         )
         if number + 1 < count:
             one = Allocation("activations", GRADIENT, gradients[number + 1], tick())

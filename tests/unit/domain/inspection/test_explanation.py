@@ -4,7 +4,6 @@ import pytest
 
 from shardcore.domain.cost.collectives import (
     ExplainedLayer,
-    ExplainedVariable,
     axes_of,
     merge_equal,
 )
@@ -13,6 +12,7 @@ from shardcore.domain.engine.redistribution import plan
 from shardcore.domain.inspection import SMALL, advise, rules_as_code
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.mesh import Mesh
+from shardcore.domain.layouts.variable_size import ShardedVariable
 
 MESH = Mesh((2, 4), ("data", "model"))
 REPLICATED = Layout(MESH, (None, None))
@@ -152,7 +152,7 @@ def layer(path, *variables, spec=("data", None)):
 
 
 def variable(path, shape, spec):
-    return ExplainedVariable(path, shape, spec=spec)
+    return ShardedVariable(path, shape, spec=spec)
 
 
 UP = layer("up", variable("up/kernel", (4, 16), (None, "model")), spec=("data", "model"))

@@ -6,10 +6,14 @@ from typing import Any
 import attrs
 import torch
 
-from shardcore.binding import keras_private
 from shardcore.binding.capture.python_state.observed import ObservedCalls
 from shardcore.binding.capture.python_state.walk import watch_state
-from shardcore.binding.capture.python_state.watched import WatchedValues, memories, memory_of
+from shardcore.binding.capture.python_state.watched import (
+    Change,
+    WatchedValues,
+    memories,
+    memory_of,
+)
 from shardcore.binding.capture.signatures import Closures, keeps_casts
 from shardcore.domain.capture import NotCaptured
 from shardcore.ports.capture import StepCapture
@@ -22,13 +26,11 @@ class PythonGuard:
     Args:
         watched: The values.
         memories: Where in memory the watched tensors are.
-        seed: The state of Keras' global generator.
         functions: The number of functions that steps had called.
     """
 
     watched: WatchedValues
     memories: frozenset[Any]
-    seed: Any
     functions: int
 
     @classmethod
@@ -56,8 +58,7 @@ class PythonGuard:
         for registry in capture.hook_registries():
             watched.add_size(registry, "a hook of all torch modules")
         watched.seal()
-        watched_memories = memories(watched.tensors, local)
-        return cls(watched, watched_memories, keras_private.global_seed(), called.count)
+        return cls(watched, memories(watched.tensors, local), called.count)
 
     def check_holds(self, tensors: Iterable[object]) -> None:
         """Checks that an attribute or a container holds `tensors`, which a program reads.
@@ -80,8 +81,6 @@ class PythonGuard:
                 "or attribute of a layer holds: make it an attribute of the layer"
             )
 
-    def change(self) -> str:
-        """Finds the first value that has changed, by name; empty if none has."""
-        if keras_private.global_seed() is not self.seed:
-            return "Keras' global seed generator"
-        return "" if self.watched.is_unchanged() else next(iter(self.watched.changes()), "")
+    def change(self) -> Change | None:
+        """Finds the first change; None if there is none."""
+        return None if self.watched.is_unchanged() else next(iter(self.watched.changes()), None)

@@ -29,8 +29,6 @@ from shardcore.domain.capture import NotCaptured
 _MOST_OBJECTS = 300_000
 _IMMUTABLE = (tuple, frozenset)
 _READERS = frozenset({"__get__", "__getattribute__"})  # by a name that no code has
-# The message for an object of Keras or torch that has gained or lost an attribute.
-NEW_ATTRIBUTES = "new attributes"
 _BASES = attrgetter("__bases__", "__mro__")
 _FACTORY: Any = vars(defaultdict)["default_factory"]
 
@@ -253,8 +251,8 @@ class ObjectWalk(abc.ABC):
                 self._add(value, f"attribute {key!r} of {title}")
         self.watched.add_attributes(attributes, tuple(keys), title)
         if keras_private.RUNS_NOTED.isdisjoint(attributes):
-            noun = NEW_ATTRIBUTES if is_library else "attributes"
-            self.watched.add_size(attributes, f"{noun} of {title}")
+            noun = "new attributes" if is_library else "attributes"
+            self.watched.add_size(attributes, f"{noun} of {title}", is_new_attribute=is_library)
         else:
             count = partial(readers.count_attributes, attributes)
             self.watched.add_content(count, f"size of {title}")

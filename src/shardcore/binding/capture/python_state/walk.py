@@ -78,6 +78,7 @@ class _StepWalk(ObjectWalk):
         return is_trying or not self.user_names.isdisjoint(code_facts.PROBES)
 
     def visit_model(self, trainer: Any) -> None:
+        self.watched.add_result(keras_private.global_seed, "Keras' global seed generator")
         seed = keras_private.global_seed()
         for variable in [*variables_of(trainer), *([] if seed is None else [seed])]:
             self._add(variable, f"variable {variable.path!r}")

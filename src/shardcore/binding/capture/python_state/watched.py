@@ -15,6 +15,14 @@ from shardcore.binding.capture.python_state.objects import PLAIN_TYPES
 _ABSENT = object()
 
 
+@attrs.frozen
+class Change:
+    """A change of Python state since a recording."""
+
+    name: str  # what has changed
+    is_new_attribute: bool = False  # whether it is the number of attributes of a library's object
+
+
 @attrs.define(eq=False)
 class WatchedValues:
     """Values that the code of a step may read, in lists that calls of C alone compare.
@@ -40,11 +48,11 @@ class WatchedValues:
     _member_addresses: bytes = attrs.field(default=b"", init=False)
     _member_names: list[str] = attrs.field(factory=list, init=False)
     # Containers whose length is compared.
-    _empty: list[tuple[str, Any]] = attrs.field(factory=list, init=False)
+    _empty: list[tuple[Change, Any]] = attrs.field(factory=list, init=False)
     _empties: list[Any] = attrs.field(factory=list, init=False)
     _sized: list[Any] = attrs.field(factory=list, init=False)
     _sizes: list[int] = attrs.field(factory=list, init=False)
-    _size_names: list[str] = attrs.field(factory=list, init=False)
+    _size_changes: list[Change] = attrs.field(factory=list, init=False)
     # Objects whose class is compared.
     _owners: list[Any] = attrs.field(factory=list, init=False)
     _kinds: list[type] = attrs.field(factory=list, init=False)
@@ -104,14 +112,15 @@ class WatchedValues:
         self._alive.append(tuple(read()))  # so that no other object gets the identity of a member
         self.add_content(lambda: list(map(id, read())), name)
 
-    def add_size(self, container: Any, name: str) -> None:
-        """Adds the length of a container."""
+    def add_size(self, container: Any, name: str, *, is_new_attribute: bool = False) -> None:
+        """Adds the length of a container, whose change is a `Change` with these arguments."""
+        change = Change(name, is_new_attribute)
         if container:
             self._sized.append(container)
             self._sizes.append(len(container))
-            self._size_names.append(name)
+            self._size_changes.append(change)
         else:
-            self._empty.append((name, container))
+            self._empty.append((change, container))
             self._empties.append(container)
 
     def add_class(self, owner: object, name: str) -> None:
@@ -175,12 +184,14 @@ class WatchedValues:
         except (KeyError, RuntimeError, TypeError, ValueError):
             return False
 
-    def changes(self) -> Iterable[str]:
-        """Yields the names of changed values; a new number equal to the old one is no change."""
-        yield from (name for name, container in self._empty if container)
-        for name, container, size in zip(self._size_names, self._sized, self._sizes, strict=True):
-            if len(container) != size:
-                yield name
+    def changes(self) -> Iterable[Change]:
+        """Yields the changes; a new number equal to the old one is none."""
+        yield from (change for change, container in self._empty if container)
+        sizes = zip(self._size_changes, self._sized, self._sizes, strict=True)
+        yield from (change for change, container, size in sizes if len(container) != size)
+        yield from map(Change, self._changed_names())
+
+    def _changed_names(self) -> Iterable[str]:
         for name, owner, kind in zip(self._owner_names, self._owners, self._kinds, strict=True):
             if type(owner) is not kind:
                 yield f"the class of {name}"

@@ -19,7 +19,7 @@ from shardcore.binding import keras_private
 from shardcore.binding.keras_private.patches import replaces
 from shardcore.binding.ranks import collective_errors
 from shardcore.binding.ranks.rank_consistency import variables_of
-from shardcore.binding.ranks.session import Session, Sessions, stored_layout
+from shardcore.binding.ranks.session import Session, Sessions
 from shardcore.binding.types import FilePath, Original
 from shardcore.domain.errors import name_file
 
@@ -198,7 +198,7 @@ def is_first_writer(path: str, session: Session) -> bool:
 
 
 def _is_sharded(variable: Variable) -> bool:
-    layout = stored_layout(variable)
+    layout = keras_private.storage_of(variable).layout
     return layout is not None and not layout.is_replicated
 
 
