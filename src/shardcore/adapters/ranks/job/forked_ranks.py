@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from shardcore.adapters.ranks.job import started_ranks
-from shardcore.adapters.ranks.job.started_ranks import REMEDY, Case, Failure, Rank, Workspace
+from shardcore.adapters.ranks.job.started_ranks import REMEDY, Case, ErrorReport, Rank, Workspace
 from shardcore.domain.errors import ArgumentProblem, MeshError, describe_error, text_of
 from shardcore.domain.ranks.job import resolve_job
 from shardcore.reporting.errors import say, show_error, strip_own_frames
@@ -188,7 +188,7 @@ def report_of(rank: int, work: Callable[[], object], dump: Callable[[object], by
     except BaseException as error:  # noqa: BLE001 - SystemExit too: the parent reports it
         if os.getpid() != own:
             _end_fork(error)
-        report = pickle.dumps(("failure", Failure.of(rank, error)))
+        report = pickle.dumps(("failure", ErrorReport.of(rank, error)))
     return report
 
 
@@ -199,7 +199,7 @@ def _refuse(rank: int, value: object, error: Exception) -> bytes:
         got=f"one of type {type(value).__name__!r} ({describe_error(error)})",
         remedy=REMEDY,
     )
-    failure = Failure(rank, time.monotonic(), f"rank {rank} failed:\n{problem}\n")
+    failure = ErrorReport(rank, time.monotonic(), f"rank {rank} failed:\n{problem}\n")
     return pickle.dumps(("failure", failure))
 
 
