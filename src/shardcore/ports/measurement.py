@@ -3,10 +3,10 @@
 `adapters.cost` provides the tracers, of a step that runs on tensors without values (ADR 39).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 import attrs
 
@@ -14,9 +14,8 @@ from shardcore.domain.cost.events import Allocation, Kind, Stored, TracedStep
 from shardcore.domain.cost.reasons import CollectiveFacts
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.mesh import Mesh
+from shardcore.domain.scope import Scope
 from shardcore.ports.types import TensorT_contra
-
-_T = TypeVar("_T")
 
 
 @attrs.frozen(eq=False)
@@ -28,34 +27,6 @@ class Move:
     source: Layout  # its layout before
     target: Layout  # its layout after
     to_next: bool = False  # whether each rank sends its part to the next one only
-
-
-@attrs.frozen(eq=False)
-class Scope(Generic[_T]):
-    """A value that is set inside a `with`, on its thread.
-
-    Example:
-        >>> with layer_scope("decoder"), layer_scope("decoder/dense"):
-        ...     layer_scope.now()
-        'decoder/dense'
-        >>> layer_scope.now()
-        ''
-    """
-
-    _variable: ContextVar[_T]
-
-    @contextmanager
-    def __call__(self, value: _T) -> Iterator[None]:
-        """Sets the value inside the `with`."""
-        before = self._variable.set(value)
-        try:
-            yield
-        finally:
-            self._variable.reset(before)
-
-    def now(self) -> _T:
-        """The value of the innermost `with`; outside of all the default."""
-        return self._variable.get()
 
 
 # They belong to the process: torch calls the code that redistributes, or that reduces a bucket of

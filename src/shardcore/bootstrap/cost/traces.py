@@ -208,8 +208,8 @@ class _Model:
             frozenset(names[path] for path in traced - left_out),
             frozenset(names[path] for path in left_out),
         )
-        events, sessions = StepEvents(), bootstrap.installation().binding.sessions
-        built = build_to_trace(request.build, request.batch, sessions, events, blocks)
+        events = StepEvents()
+        built = build_to_trace(request.build, request.batch, events, blocks)
         return cls(jobs, built, events, blocks, request, machine, facts)
 
     def steps(self, job: Job, _rank: int) -> _JobSteps | ShardcoreError:
