@@ -56,7 +56,7 @@ ALLOWED = {
     "adapters/capture/recording/functions.py: cache of _is_of_torch": "of classes",
     "adapters/capture/recording/values.py: cache of _is_value": "of classes",
     "adapters/capture/recording/recorder.py: cache of _kind_of": "of operators",
-    "adapters/capture/source_line.py: cache of _is_skipped": "of names of files",
+    "adapters/source_line.py: cache of _is_skipped": "of names of files",
     "binding/capture/python_state/code_facts.py: cache of _names_by_file": "of Python's modules",
     **dict.fromkeys(
         (

@@ -73,18 +73,6 @@ def others() -> list[int]:
     return [rank for rank in range(process_group.world_size()) if rank != process_group.rank()]
 
 
-def timed_out(error: Exception, collective: str) -> RankMismatchError | None:
-    """Builds the error of a rank that waited in vain in `collective`; None for another `error`."""
-    text = text_of(error).lower()
-    if "gloo" not in text or "timed out" not in text or process_group.is_simulated():
-        return None
-    return RankMismatchError(
-        f"Rank {process_group.rank()} waited {process_group.seconds(None):.0f} seconds in "
-        f"{collective} for {describe_awaited(exchange.store_for_thread)}. "
-        f"If it computes for so long, set {process_group.TIMEOUT_VARIABLE} to more seconds."
-    )
-
-
 def waited_in_graph() -> RankMismatchError:
     """Builds the error of this rank, whose CUDA graph has waited for others until the timeout.
 
