@@ -26,7 +26,7 @@ from typing import Any, NoReturn, TypeVar
 from shardcore.adapters.ranks.job import started_ranks
 from shardcore.adapters.ranks.job.started_ranks import REMEDY, Case, ErrorReport, Rank, Workspace
 from shardcore.domain.errors import ArgumentProblem, MeshError, describe_error, text_of
-from shardcore.domain.ranks.job import resolve_job
+from shardcore.domain.ranks.job import rank_variables, resolve_job
 from shardcore.reporting.errors import say, show_error, strip_own_frames
 
 _Result = TypeVar("_Result")
@@ -143,7 +143,7 @@ def _end_with_parent() -> NoReturn:
 def _become_rank(case: Case[object], workspace: Workspace, rank: int) -> None:
     for name in [n for n in os.environ if n.startswith(LAUNCH_VARIABLES)]:
         del os.environ[name]
-    os.environ.update(workspace.environment, RANK=str(rank), LOCAL_RANK=str(rank))
+    os.environ.update(rank_variables(workspace.environment, rank))
     if "keras" in sys.modules and not case.keeps_session:
         sys.modules["keras"].utils.clear_session()
     if "torch" in sys.modules:
