@@ -4,9 +4,11 @@ This process can be forked: `bootstrap.cost.auto` has another one search where i
 process builds the model, without values and without a distribution. Of it a process is forked for
 each layout (ADR 47): the first rank of simulated ranks, which lays the model out. The process
 group, the names and the seeds of the caller stay as they are.
+
+Both levels are needed: to build a model for each layout took two fifths of the time, and what lays
+a model out cannot be undone in its process: names, process groups, plans of operators.
 """
 
-import multiprocessing
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -30,8 +32,6 @@ from shardcore.ports.policy import LayerFacts
 from shardcore.reporting.logs import log_of
 
 if TYPE_CHECKING:
-    from multiprocessing.sharedctypes import Synchronized
-
     from shardcore.adapters.cost.step_events import StepEvents
     from shardcore.binding.inspection.traced_step import Blocks
     from shardcore.binding.inspection.without_values import BuiltModel
@@ -138,35 +138,19 @@ def _trace_on_model(
     """Traces jobs with the same blocks, which share a model; or returns the first error."""
     from shardcore.adapters.ranks.job import cores
 
-    processes = min(cores.available(), len(jobs))
-    begun = multiprocessing.get_context("fork").Value("i", 0)  # the jobs that a process took
+    results: list[_JobSteps] = []
     try:
         reinstall({})
         model = _Model.of(jobs, request, machine, facts)
-        results = _run_forked(partial(_trace_next_jobs, model, begun), processes)
+        while len(results) < len(jobs):
+            some = jobs[len(results) :][: cores.available()]
+            if results and time.monotonic() > model.built_at + _PATIENCE:
+                traced, total = len(results) + 1, len(jobs)
+                logger.info("policy 'auto' traces layout %d of %d", traced, total)
+            results += _run_forked(partial(model.steps, some), len(some))
     except ShardcoreError as error:
         return error
-    by_number = {number: job_steps for some in results for number, job_steps in some.items()}
-    return [by_number[number] for number in range(len(jobs))]
-
-
-def _trace_next_jobs(
-    model: "_Model", begun: "Synchronized[int]", _rank: int
-) -> dict[int, _JobSteps] | ShardcoreError:
-    """Traces the jobs that this process takes, one after the other, by number."""
-    by_number: dict[int, _JobSteps] = {}
-    while True:
-        with begun.get_lock():
-            number = begun.value
-            begun.value += 1
-        if number >= len(model.jobs):
-            return by_number
-        if number and time.monotonic() > model.built_at + _PATIENCE:
-            logger.info("policy 'auto' traces layout %d of %d", number + 1, len(model.jobs))
-        try:
-            (by_number[number],) = _run_forked(partial(model.steps, model.jobs[number]), 1)
-        except ShardcoreError as error:
-            return error
+    return results
 
 
 @attrs.frozen(eq=False)
@@ -174,9 +158,8 @@ class _Model:
     """A model without values. A process that is forked from this one traces its step.
 
     Args:
-        jobs: The traces, which all have the same blocks.
         built: The model.
-        trace: Opens the context in which it was built; records the step.
+        events: Opens the context in which it was built; records the step.
         blocks: Its blocks.
         request: The step.
         machine: The machine.
@@ -184,7 +167,6 @@ class _Model:
         built_at: When it was built.
     """
 
-    jobs: Sequence[Job]
     built: "BuiltModel"
     events: "StepEvents"
     blocks: "Blocks"
@@ -210,13 +192,13 @@ class _Model:
         )
         events = StepEvents()
         built = build_to_trace(request.build, request.batch, events, blocks)
-        return cls(jobs, built, events, blocks, request, machine, facts)
+        return cls(built, events, blocks, request, machine, facts)
 
-    def steps(self, job: Job, _rank: int) -> _JobSteps | ShardcoreError:
+    def steps(self, jobs: Sequence[Job], number: int) -> _JobSteps | ShardcoreError:
         """Traces the step of a job, and extends it to its meshes; or returns the error."""
-        step: TracedStep | None
+        job = jobs[number]
         try:
-            step = self._trace(job.planned)
+            step: TracedStep | None = self._trace(job.planned)
         except ShardcoreError as error:
             return error
         for run in job.runs if job.longer is None else job.longer:
