@@ -12,12 +12,12 @@ a model out cannot be undone in its process: names, process groups, plans of ope
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import attrs
 
 from shardcore import bootstrap
+from shardcore.bootstrap.ranks.launching import result_or_error
 from shardcore.domain.cost.events import TracedStep
 from shardcore.domain.cost.layers import layer_steps
 from shardcore.domain.cost.machine import Machine
@@ -102,28 +102,28 @@ def steps(
             "Policy 'auto' traces steps in processes that are forked from this one, which has "
             "joined a job: call plan() before the first DeviceMesh, DataParallel or list_devices()."
         )
-    numbers_by_runs: dict[tuple[Run, ...], list[int]] = {}  # of jobs that trace the same blocks
-    for number, job in enumerate(jobs):
-        numbers_by_runs.setdefault(job.runs, []).append(number)
-    groups = [[jobs[number] for number in numbers] for numbers in numbers_by_runs.values()]
+    by_runs: dict[tuple[Run, ...], list[Job]] = {}  # jobs that trace the same blocks
+    for job in jobs:
+        by_runs.setdefault(job.runs, []).append(job)
+    groups = list(by_runs.values())
     results = _run_forked(
         lambda rank: _trace_on_model(groups[rank], request, machine, facts), len(groups)
     )
-    by_number = dict(zip(chain(*numbers_by_runs.values()), chain(*results), strict=True))
-    return [by_number[number] for number in range(len(jobs))]
+    left = dict(zip(by_runs, map(iter, results), strict=True))
+    return [next(left[job.runs]) for job in jobs]
 
 
 _JobSteps: TypeAlias = tuple[RankStep, ...] | None
 _Result = TypeVar("_Result")
 
 
-def _run_forked(work: Callable[[int], _Result | ShardcoreError], count: int) -> list[_Result]:
+def _run_forked(work: Callable[[int], _Result], count: int) -> list[_Result]:
     """Runs `work` in processes that are forked for it; raises its first error."""
     from shardcore.adapters.ranks.job import forked_ranks
     from shardcore.adapters.ranks.job.started_ranks import Case
 
     # The rules of a plan name layers as the next model of this process will.
-    case = Case(work, (), keeps_session=True)
+    case = Case(partial(result_or_error, work), (), keeps_session=True)
     values: list[_Result] = []
     for result in forked_ranks.run(case, count):
         if isinstance(result, ShardcoreError):
@@ -134,22 +134,18 @@ def _run_forked(work: Callable[[int], _Result | ShardcoreError], count: int) -> 
 
 def _trace_on_model(
     jobs: Sequence[Job], request: TraceRequest, machine: Machine, facts: LayerFacts
-) -> list[_JobSteps] | ShardcoreError:
-    """Traces jobs with the same blocks, which share a model; or returns the first error."""
+) -> list[_JobSteps]:
+    """Traces jobs with the same blocks, which share a model."""
     from shardcore.adapters.ranks.job import cores
 
+    reinstall({})
+    model = _Model.of(jobs, request, machine, facts)
     results: list[_JobSteps] = []
-    try:
-        reinstall({})
-        model = _Model.of(jobs, request, machine, facts)
-        while len(results) < len(jobs):
-            some = jobs[len(results) :][: cores.available()]
-            if results and time.monotonic() > model.built_at + _PATIENCE:
-                traced, total = len(results) + 1, len(jobs)
-                logger.info("policy 'auto' traces layout %d of %d", traced, total)
-            results += _run_forked(partial(model.steps, some), len(some))
-    except ShardcoreError as error:
-        return error
+    while len(results) < len(jobs):
+        some = jobs[len(results) :][: cores.available()]
+        if results and time.monotonic() > model.built_at + _PATIENCE:
+            logger.info("policy 'auto' traces layout %d of %d", len(results) + 1, len(jobs))
+        results += _run_forked(partial(model.steps, some), len(some))
     return results
 
 
@@ -194,13 +190,10 @@ class _Model:
         built = build_to_trace(request.build, request.batch, events, blocks)
         return cls(built, events, blocks, request, machine, facts)
 
-    def steps(self, jobs: Sequence[Job], number: int) -> _JobSteps | ShardcoreError:
-        """Traces the step of a job, and extends it to its meshes; or returns the error."""
+    def steps(self, jobs: Sequence[Job], number: int) -> _JobSteps:
+        """Traces the step of a job, and extends it to its meshes."""
         job = jobs[number]
-        try:
-            step: TracedStep | None = self._trace(job.planned)
-        except ShardcoreError as error:
-            return error
+        step: TracedStep | None = self._trace(job.planned)
         for run in job.runs if job.longer is None else job.longer:
             step = None if step is None else with_all_blocks(step, run)
         return None if step is None else tuple(self._rank_step(mesh, step) for mesh in job.meshes)
