@@ -5,17 +5,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Generic, TypeVar
 
-import attrs
-
 _T = TypeVar("_T")
 
 
-@attrs.frozen(eq=False)
 class Scope(Generic[_T]):
     """A value that is set inside a `with`, on its thread.
 
     Example:
-        >>> layer_scope = Scope(ContextVar("layer", default=""))
+        >>> layer_scope = Scope("layer", default="")
         >>> with layer_scope("decoder"), layer_scope("decoder/dense"):
         ...     layer_scope.now()
         'decoder/dense'
@@ -23,7 +20,8 @@ class Scope(Generic[_T]):
         ''
     """
 
-    _variable: ContextVar[_T]
+    def __init__(self, name: str, default: _T) -> None:
+        self._variable = ContextVar(name, default=default)
 
     @contextmanager
     def __call__(self, value: _T) -> Iterator[None]:

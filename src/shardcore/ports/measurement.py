@@ -5,7 +5,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from typing import Any, Protocol
 
 import attrs
@@ -32,13 +31,13 @@ class Move:
 # They belong to the process: torch calls the code that redistributes, or that reduces a bucket of
 # gradients, and passes it no argument that names the layer.
 # The path of the layer that is being called; empty outside, as in a backward pass.
-layer_scope = Scope(ContextVar("layer", default=""))
+layer_scope = Scope("layer", default="")
 # The redistribution whose collectives are started.
-redistribution_scope = Scope[Move | None](ContextVar("move", default=None))
+redistribution_scope = Scope[Move | None]("move", default=None)
 # The parameters whose gradients, or new values, are reduced together.
-reduction_scope = Scope[Sequence[Any]](ContextVar("reduced", default=()))
+reduction_scope = Scope[Sequence[Any]]("reduced", default=())
 # Whether each gradient is reduced by itself: a trace forms the buckets afterwards.
-gradients_apart_scope = Scope(ContextVar("gradients_apart", default=False))
+gradients_apart_scope = Scope("gradients_apart", default=False)
 
 
 class CollectiveTracer(Protocol):

@@ -145,8 +145,7 @@ class Buckets:
         check_thread()
         if self._pass != torch_private.backward_pass():
             # A pass that failed has left its gradients behind.
-            self._open, self._bytes, self._sent = {}, {}, []
-            self._recorded.clear()
+            self._open, self._bytes, self._sent, self._recorded = {}, {}, [], RecordedSums()
             self._pass = torch_private.backward_pass()
             torch_private.after_backward(self._finish)
         alike = gradient.form.layout.partial, gradient.dtype

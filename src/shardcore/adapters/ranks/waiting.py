@@ -18,19 +18,20 @@ def wait(value: torch.Tensor, collective: str) -> torch.Tensor:
     try:
         return collectives.wait(value)
     except RuntimeError as error:
-        late = timed_out(error, f"{collective} ({source_line()})")
-        if late is None:
-            raise
-        raise late from error
+        raise_if_late(error, f"{collective} ({source_line()})")
+        raise
 
 
-def timed_out(error: Exception, collective: str) -> RankMismatchError | None:
-    """Builds the error of a rank that waited in vain in `collective`; None for another `error`."""
+def raise_if_late(error: Exception, collective: str) -> None:
+    """Raises the error of a rank that waited in vain in `collective`, if that is what `error` says.
+
+    Raises:
+        RankMismatchError: It names the ranks that did not come.
+    """
     text = text_of(error).lower()
-    if "gloo" not in text or "timed out" not in text or process_group.is_simulated():
-        return None
-    return RankMismatchError(
-        f"Rank {process_group.rank()} waited {process_group.seconds(None):.0f} seconds in "
-        f"{collective} for {describe_awaited(exchange.store_for_thread)}. "
-        f"If it computes for so long, set {process_group.TIMEOUT_VARIABLE} to more seconds."
-    )
+    if "gloo" in text and "timed out" in text and not process_group.is_simulated():
+        raise RankMismatchError(
+            f"Rank {process_group.rank()} waited {process_group.seconds(None):.0f} seconds in "
+            f"{collective} for {describe_awaited(exchange.store_for_thread)}. "
+            f"If it computes for so long, set {process_group.TIMEOUT_VARIABLE} to more seconds."
+        ) from error

@@ -6,7 +6,6 @@ writes each token by such a slice.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import keras
@@ -102,7 +101,7 @@ def _from_begin(index: object, size: int) -> Any:
 
 
 # Whether an iteration of a loop runs, which may be captured on one device too.
-_in_loop = Scope(ContextVar("in_loop", default=False))
+_in_loop = Scope("in_loop", default=False)
 
 
 def _is_replaced(session: Session | None) -> bool:

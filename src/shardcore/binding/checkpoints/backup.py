@@ -6,10 +6,9 @@ twice. And it begins the epoch again that it has saved in the middle.
 
 import json
 import os
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 import h5py
@@ -27,8 +26,6 @@ from shardcore.binding.ranks.session import Session, Sessions
 from shardcore.binding.trainer_run import DataPosition, SavedPosition
 from shardcore.binding.types import Original
 from shardcore.domain.errors import CheckpointError
-
-Result = TypeVar("Result")
 
 # The attribute of the file.
 _NAME = "shardcore"
@@ -122,7 +119,7 @@ def load(sessions: Sessions, original: Original, callback: BackupAndRestore) -> 
         # One rank may have copied the backup before a damaged one to its place.
         session.processes.barrier("the restoring of a backup")
     backup = _read_same_backup(path, session)
-    _run_collectively(partial(original, callback), f"restore {path!r}", session)
+    raise_on_all_ranks(partial(original, callback), f"restore {path!r}", session)
     run.position = run.position or DataPosition()
     if backup is not None:
         _restore(backup, callback, path, run.position)
@@ -142,7 +139,7 @@ def _read_same_backup(path: str, session: Session | None) -> _Backup | None:
         backup = _read(path) if exists else None
         return backup, str(backup or ("weights alone" if exists else "nothing"))
 
-    backup, content = _run_collectively(read_here, f"read {path!r}", session)
+    backup, content = raise_on_all_ranks(read_here, f"read {path!r}", session)
     if session is not None:
         everyone = session.processes.gather((content, path))
         if len({what for what, _ in everyone}) > 1:
@@ -153,10 +150,6 @@ def _read_same_backup(path: str, session: Session | None) -> _Backup | None:
                 "beginning."
             )
     return backup
-
-
-def _run_collectively(work: Callable[[], Result], what: str, session: Session | None) -> Result:
-    return work() if session is None else raise_on_all_ranks(work, what, session.processes)
 
 
 def _read(path: str) -> _Backup | None:

@@ -100,9 +100,7 @@ class _Ranks:
 
     def run(self, work: Callable[[], Result], what: str) -> Result:
         """Does `work` on all ranks; if it fails on one, all raise its error."""
-        if self.session is None:
-            return work()
-        return raise_on_all_ranks(work, what, self.session.processes)
+        return raise_on_all_ranks(work, what, self.session)
 
     def gather(self, value: object) -> list[Any]:
         return [value] if self.session is None else self.session.processes.gather(value)

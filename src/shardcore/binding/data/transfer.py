@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
 from typing import Any
 
 import attrs
@@ -12,7 +11,7 @@ import torch
 from shardcore.binding import keras_private
 from shardcore.domain.scope import Scope
 
-_open = Scope["Transfer | None"](ContextVar("transfer", default=None))
+_open = Scope["Transfer | None"]("transfer", default=None)
 
 
 @attrs.define(eq=False)

@@ -6,7 +6,6 @@ a kernel, Keras makes several copies of it in NumPy.
 
 import inspect
 from collections.abc import Sequence
-from contextvars import ContextVar
 from typing import Any
 
 import attrs
@@ -61,7 +60,7 @@ class _NewShard:
 
 
 # Keras' initializer draws it, and passes no argument that names the variable.
-_shard_being_drawn = Scope[_NewShard | None](ContextVar("shard_being_drawn", default=None))
+_shard_being_drawn = Scope[_NewShard | None]("shard_being_drawn", default=None)
 
 
 @replaces(

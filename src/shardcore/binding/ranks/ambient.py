@@ -3,7 +3,6 @@
 import threading
 import weakref
 from contextlib import ExitStack
-from contextvars import ContextVar
 
 import attrs
 import keras
@@ -16,7 +15,7 @@ from shardcore.domain.errors import CallProblem
 from shardcore.domain.scope import Scope
 
 # Whether this thread sets no distribution: it builds a model for a plan.
-ignoring_distributions = Scope(ContextVar("ignoring_distributions", default=False))
+ignoring_distributions = Scope("ignoring_distributions", default=False)
 
 
 @attrs.frozen(eq=False)

@@ -5,11 +5,11 @@ A rank that continued after a failure of another would wait for ever in its next
 
 import pickle
 from collections.abc import Callable
-from contextvars import ContextVar
 from typing import TypeVar
 
 import attrs
 
+from shardcore.binding.ranks.session import Session
 from shardcore.domain.errors import (
     OtherRankFailed,
     ShardcoreError,
@@ -39,20 +39,23 @@ class _CollectiveWork:
 
 
 # Keras calls, within the work, code that all-gathers or writes, and passes it no argument for it.
-_work_scope = Scope[_CollectiveWork | None](ContextVar("collective_work", default=None))
+_work_scope = Scope[_CollectiveWork | None]("collective_work", default=None)
 
 
 def raise_on_all_ranks(
-    work: Callable[[], Result], what: str, processes: Processes, *, is_same_code: bool = False
+    work: Callable[[], Result], what: str, session: Session | None, *, is_same_code: bool = False
 ) -> Result:
     """Does this rank's part of `work`; if a rank's fails, raises the first such error on all.
 
     All ranks start its collectives in the same order. Messages name it `what`: "save 'a.keras'". A
-    ShardcoreError replaces an error that cannot be sent to other processes. With
-    `is_same_code` all ranks run the same code in it.
+    ShardcoreError replaces an error that cannot be sent to other processes. With `is_same_code` all
+    ranks run the same code in it. Without a session this process does it alone.
     """
+    if session is None:
+        return work()
     results: list[Result] = []  # empty after an error
     own: Exception | None = None
+    processes = session.processes
     current = _CollectiveWork(processes, is_same_code)
     with _work_scope(current):
         try:
@@ -68,8 +71,7 @@ def raise_on_all_ranks(
         current.failures = _gather_errors(own, processes)
     for rank, failure in enumerate(current.failures):
         if failure is not None:
-            is_own = own is not None and rank == processes.rank
-            raise mark_shared(own if own is not None and is_own else failure)
+            raise mark_shared(failure if own is None or rank != processes.rank else own)
     return results[0]
 
 

@@ -23,10 +23,6 @@ class RecordedSums:
 
     _by_parameter: dict[int, "_RecordedSum"] = attrs.field(factory=dict, init=False)
 
-    def clear(self) -> None:
-        """Drops those of a backward pass that has failed."""
-        self._by_parameter.clear()
-
     def add(self, parameter: torch.Tensor, gradient: Any) -> None:
         """Records the all-reduce of `gradient`, which joins a bucket.
 
@@ -40,7 +36,7 @@ class RecordedSums:
 
     def take(self, parameters: Sequence[torch.Tensor]) -> "RecordedBucket":
         """Removes and returns the sums of a bucket that is sent."""
-        sums = [self._take(parameter) for parameter in parameters]
+        sums = list(map(self._take, parameters))
         return RecordedBucket(sums, recording() if any(sums) else None)
 
     def _take(self, parameter: torch.Tensor) -> "_RecordedSum | None":

@@ -57,9 +57,11 @@ def look(
 
 
 def _look_with_timeout(
-    connect: Callable[[], SignedStore], ranks: Sequence[int]
+    connect: Callable[[], SignedStore],
+    ranks: Sequence[int],
+    is_enough: Callable[[], bool] = lambda: False,
 ) -> Observation | None:
-    return within(_STORE_SECONDS, lambda: look(connect(), ranks))
+    return within(_STORE_SECONDS, lambda: look(connect(), ranks, is_enough))
 
 
 def describe_awaited(connect: Callable[[], SignedStore]) -> str:
@@ -105,9 +107,7 @@ def unmatched(
         return ""
     where = name_ended_ranks(ended)
     if not where and not is_enough() and any(phrase in text for phrase in _IN_VAIN):
-        seen = within(
-            _STORE_SECONDS, lambda: look(exchange.store_for_thread(), others(), is_enough)
-        )
+        seen = _look_with_timeout(exchange.store_for_thread, others(), is_enough)
         where = seen.late() if seen else ""
     if not where:
         return ""

@@ -7,7 +7,6 @@ import io
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
@@ -29,7 +28,7 @@ from shardcore.domain.scope import Scope
 WRITES = ("copy", "makedirs", "remove", "rmtree")
 
 # Whether this rank writes the files of the callback that runs; None outside of one.
-_writes_files = Scope[bool | None](ContextVar("writes_files", default=None))
+_writes_files = Scope[bool | None]("writes_files", default=None)
 
 
 @replaces(
@@ -68,7 +67,7 @@ def write_on_all_ranks(
 
     what = f"write the file of {name}" + (f" {path!r}" if path else "")
     with _writing(callback, session):
-        raise_on_all_ranks(work, what, session.processes, is_same_code=True)
+        raise_on_all_ranks(work, what, session, is_same_code=True)
 
 
 @replaces(

@@ -7,7 +7,6 @@ all ranks run it; the files of all but one are the null device.
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import partial
 from typing import IO, Any
 
@@ -63,7 +62,7 @@ def export(
     session.processes.barrier("exporting a model")
     is_writer = saving.is_first_writer(saving.canonical_path(path), session)
     with _unsharded(model, session, is_writer):
-        collective_errors.raise_on_all_ranks(work, f"export {path!r}", session.processes)
+        collective_errors.raise_on_all_ranks(work, f"export {path!r}", session)
 
 
 @contextmanager
@@ -86,7 +85,7 @@ def _unsharded(model: Model, session: Session, is_full: bool) -> Iterator[None]:
 
 
 # Whether this rank writes the files of the export for Transformers that runs; None if none runs.
-_writes_export = Scope[bool | None](ContextVar("writes_export", default=None))
+_writes_export = Scope[bool | None]("writes_export", default=None)
 
 
 @attrs.frozen(eq=False)
@@ -116,7 +115,7 @@ class TransformersExport:
         session.processes.barrier("exporting a model for Transformers")
         work = partial(original, model, path, *args, **kwargs)
         with _writes_export(saving.is_first_writer(canonical, session)):
-            collective_errors.raise_on_all_ranks(work, f"export {canonical!r}", session.processes)
+            collective_errors.raise_on_all_ranks(work, f"export {canonical!r}", session)
 
     def _tokenizer(self, original: Original, tokenizer: object, path: FilePath) -> None:
         """Exports a tokenizer, which is the same on all ranks."""

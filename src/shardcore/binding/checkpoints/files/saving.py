@@ -8,7 +8,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -26,9 +25,7 @@ from shardcore.domain.errors import name_file
 from shardcore.domain.scope import Scope
 
 # The attributes of the file of weights that a callback saves; None outside of one.
-weights_file_attributes = Scope[Mapping[str, str] | None](
-    ContextVar("weights_file_attributes", default=None)
-)
+weights_file_attributes = Scope[Mapping[str, str] | None]("weights_file_attributes", default=None)
 
 
 @replaces(
@@ -183,7 +180,7 @@ def _save(
         return
     session.processes.barrier("saving a model")
     is_writer = is_first_writer(canonical_path(path), session)
-    collective_errors.raise_on_all_ranks(save if is_writer else attend, what, session.processes)
+    collective_errors.raise_on_all_ranks(save if is_writer else attend, what, session)
 
 
 def _write_with_attributes(path: str, write: Callable[..., None]) -> None:
