@@ -29,10 +29,17 @@ class RecordedSums:
         A captured step would not merge sums over several axes: the second one of each reads the
         first. So their bucket is recorded as it is.
         """
-        is_one_sum = len(gradient.form.layout.partial) == 1 and gradient.form.is_pending
-        recorder = recording() if is_one_sum else None
-        if recorder is not None:
-            self._by_parameter[id(parameter)] = _RecordedSum.of(gradient, recorder)
+        pending, part = gradient.form.layout.partial, gradient.part
+        recorder = recording() if len(pending) == 1 and gradient.form.is_pending else None
+        if recorder is None:
+            return
+        with recorder.paused():
+            result = part.new_empty(part.shape)
+        ((axis, _),) = pending
+        operands = (part, "sum", gradient.engine.groups[axis].group_name)
+        recorder.append(collectives.all_reduce_out_of_place(), operands, result)
+        recorded_sum = _RecordedSum(gradient, gradient.memory.writes, result)
+        self._by_parameter[id(parameter)] = recorded_sum
 
     def take(self, parameters: Sequence[torch.Tensor]) -> "RecordedBucket":
         """Removes and returns the sums of a bucket that is sent."""
@@ -60,9 +67,14 @@ class RecordedBucket:
         return nullcontext() if self.recorder is None else self.recorder.paused()
 
     def results(self, gradients: Iterable[Any]) -> Iterator[Any]:
-        """Replaces the reduced gradients of the bucket by those of the trace."""
+        """Copies the reduced gradients of the bucket into the memory of those of the trace."""
         for recorded_sum, gradient in zip(self.sums, gradients, strict=True):
-            yield gradient if recorded_sum is None else recorded_sum.result_of(gradient)
+            if recorded_sum is None:
+                yield gradient
+                continue
+            result, form = recorded_sum.result, gradient.form
+            result.copy_(gradient.part)
+            yield gradient.engine.sharded(result, form.layout, form.shape)
 
 
 @attrs.frozen(eq=False)
@@ -79,21 +91,6 @@ class _RecordedSum:
     writes: int
     result: torch.Tensor
 
-    @classmethod
-    def of(cls, gradient: Any, recorder: Recorder) -> "_RecordedSum":
-        part = gradient.part
-        ((axis, _),) = gradient.form.layout.partial
-        with recorder.paused():
-            result = part.new_empty(part.shape)
-        operands = (part, "sum", gradient.engine.groups[axis].group_name)
-        recorder.append(collectives.all_reduce_out_of_place(), operands, result)
-        return cls(gradient, gradient.memory.writes, result)
-
-    def is_of(self, gradient: Any) -> bool:
+    def is_of(self, gradient: object) -> bool:
         """Compares writes too: a hook may have changed the recorded gradient in place."""
-        return gradient is self.gradient and gradient.memory.writes == self.writes
-
-    def result_of(self, reduced: Any) -> Any:
-        """Copies the gradient, which a bucket has reduced, into the memory of the result."""
-        self.result.copy_(reduced.part)
-        return reduced.engine.sharded(self.result, reduced.form.layout, reduced.form.shape)
+        return self.gradient.memory.writes == self.writes and gradient is self.gradient
