@@ -46,11 +46,17 @@ ALLOWED = {
     "adapters/capture/recording/recorder.py: _recording": "likewise",
     "binding/capture/slices.py: _in_loop": "of a context, False outside a `with`; read below Keras",
     "binding/data/transfer.py: _open": "of a context, None outside a `with`; read below Keras",
+    "binding/checkpoints/files/callbacks.py: _writes_files": "likewise",
+    "binding/checkpoints/files/exports.py: _writes_export": "likewise",
+    "binding/checkpoints/files/saving.py: weights_file_attributes": "likewise",
+    "binding/engine/large_values.py: _shard_being_drawn": "likewise",
+    "binding/ranks/ambient.py: ignoring_distributions": "likewise",
+    "binding/ranks/collective_errors.py: _work_scope": "likewise",
     "adapters/capture/recording/functions.py: cache of seeded_by_tensor": "of functions of Keras",
     "adapters/capture/recording/functions.py: cache of _is_of_torch": "of classes",
     "adapters/capture/recording/values.py: cache of _is_value": "of classes",
     "adapters/capture/recording/recorder.py: cache of _kind_of": "of operators",
-    "adapters/capture/source_line.py: cache of _is_skipped": "of names of files",
+    "adapters/source_line.py: cache of _is_skipped": "of names of files",
     "binding/capture/python_state/code_facts.py: cache of _names_by_file": "of Python's modules",
     **dict.fromkeys(
         (

@@ -9,6 +9,7 @@ import attrs
 
 from shardcore.bootstrap import environment, plugins, self_check
 from shardcore.domain.errors import EnvironmentProblem, StrategyError
+from shardcore.domain.ranks.job import launched_job
 from shardcore.ports.strategy import StrategyEntry
 from shardcore.reporting.errors import show_user_frames
 from shardcore.reporting.logs import configure, log_of
@@ -177,4 +178,5 @@ def _rank() -> int:
     # The job is joined later than the first lines are logged; its launcher knows the rank.
     if _installed is not None and _installed.processes.world_size > 1:
         return int(_installed.processes.rank)
-    return int(os.environ.get("RANK", os.environ.get("KERAS_DISTRIBUTION_PROCESS_ID", "0")) or 0)
+    job = launched_job(os.environ)
+    return 0 if job is None else job.rank

@@ -3,10 +3,9 @@
 `adapters.cost` provides the tracers, of a step that runs on tensors without values (ADR 39).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import attrs
 
@@ -15,9 +14,8 @@ from shardcore.domain.cost.reasons import CollectiveFacts
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.mesh import Mesh
 from shardcore.domain.layouts.variable_size import ShardedVariable
+from shardcore.domain.scope import Scope
 from shardcore.ports.types import TensorT_contra
-
-_T = TypeVar("_T")
 
 
 @attrs.frozen(eq=False)
@@ -31,44 +29,16 @@ class Move:
     to_next: bool = False  # whether each rank sends its part to the next one only
 
 
-@attrs.frozen(eq=False)
-class Scope(Generic[_T]):
-    """A value that is set inside a `with`, on its thread.
-
-    Example:
-        >>> with layer_scope("decoder"), layer_scope("decoder/dense"):
-        ...     layer_scope.now()
-        'decoder/dense'
-        >>> layer_scope.now()
-        ''
-    """
-
-    _variable: ContextVar[_T]
-
-    @contextmanager
-    def __call__(self, value: _T) -> Iterator[None]:
-        """Sets the value inside the `with`."""
-        before = self._variable.set(value)
-        try:
-            yield
-        finally:
-            self._variable.reset(before)
-
-    def now(self) -> _T:
-        """The value of the innermost `with`; outside of all the default."""
-        return self._variable.get()
-
-
 # They belong to the process: torch calls the code that redistributes, or that reduces a bucket of
 # gradients, and passes it no argument that names the layer.
 # The path of the layer that is being called; empty outside, as in a backward pass.
-layer_scope = Scope(ContextVar("layer", default=""))
+layer_scope = Scope("layer", default="")
 # The redistribution whose collectives are started.
-redistribution_scope = Scope[Move | None](ContextVar("move", default=None))
+redistribution_scope = Scope[Move | None]("move", default=None)
 # The parameters whose gradients, or new values, are reduced together.
-reduction_scope = Scope[Sequence[Any]](ContextVar("reduced", default=()))
+reduction_scope = Scope[Sequence[Any]]("reduced", default=())
 # Whether each gradient is reduced by itself: a trace forms the buckets afterwards.
-gradients_apart_scope = Scope(ContextVar("gradients_apart", default=False))
+gradients_apart_scope = Scope("gradients_apart", default=False)
 
 
 class CollectiveTracer(Protocol):

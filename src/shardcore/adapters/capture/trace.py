@@ -9,7 +9,7 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.source_line import SourceLine
+from shardcore.adapters.source_line import SourceLine
 from shardcore.domain.layouts.memory_order import contiguous_strides
 from shardcore.ports.capture import RecordedSum, RecordedSums
 

@@ -4,20 +4,19 @@ The backward passes are differentiable too, for the gradient of a gradient.
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import attrs
 import torch
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.recording.recorder import Recorder, recording
-from shardcore.adapters.engine import redistribution_steps
+from shardcore.adapters.capture.recording.gradients import RecordedGradients
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.redistribution import clone_if_cached, full, in_layout, local_shard
 from shardcore.adapters.engine.tensor import ShardedTensor
 from shardcore.adapters.engine.writes import refresh
 from shardcore.adapters.ranks.job.threads import check_thread
+from shardcore.adapters.ranks.waiting import wait
 from shardcore.adapters.torch_private import collectives
 from shardcore.domain.cost.gradients import BUCKET_BYTES, as_target, sharded_like
 from shardcore.domain.layouts.layout import Layout
@@ -124,7 +123,6 @@ def full_tensor(tensor: ShardedTensor, gradient_layout: Layout | None = None) ->
 
 
 GRADIENTS = "all_reduce of gradients"
-_HOOK = "change gradients in train_step, after the backward pass"
 
 
 @attrs.define
@@ -133,17 +131,13 @@ class Buckets:
 
     A full bucket is all-reduced while the pass goes on. The others are all-reduced at its end, and
     then all are waited for. The order is that of the pass, which is the same on all ranks.
-
-    A trace has one all-reduce for each gradient: a captured step knows all gradients, and forms
-    better buckets.
     """
 
     size: int = BUCKET_BYTES  # the bytes of a full bucket
     _open: dict[Hashable, list[torch.Tensor]] = attrs.field(factory=dict, init=False)
     _bytes: dict[Hashable, int] = attrs.field(factory=dict, init=False)
     _sent: list[Callable[[], None]] = attrs.field(factory=list, init=False)
-    # By the identity of their parameters.
-    _recorded: dict[int, "_RecordedGradient"] = attrs.field(factory=dict, init=False)
+    _recorded: RecordedGradients = attrs.field(factory=RecordedGradients, init=False)
     _pass: int = attrs.field(default=-1, init=False)
 
     def add(self, parameter: torch.Tensor, gradient: ShardedTensor) -> None:
@@ -151,18 +145,13 @@ class Buckets:
         check_thread()
         if self._pass != torch_private.backward_pass():
             # A pass that failed has left its gradients behind.
-            self._open, self._bytes, self._sent, self._recorded = {}, {}, [], {}
+            self._open, self._bytes, self._sent, self._recorded = {}, {}, [], RecordedGradients()
             self._pass = torch_private.backward_pass()
             torch_private.after_backward(self._finish)
-        pending = gradient.form.layout.partial
-        alike = pending, gradient.dtype
+        alike = gradient.form.layout.partial, gradient.dtype
         self._open.setdefault(alike, []).append(parameter)
         self._bytes[alike] = self._bytes.get(alike, 0) + gradient.part.nbytes
-        # A captured step would not merge sums over several axes: the second one of each reads the
-        # first. So their bucket is recorded as it is.
-        recorder = recording() if len(pending) == 1 and gradient.form.is_pending else None
-        if recorder is not None:
-            self._recorded[id(parameter)] = _RecordedGradient.of(gradient, recorder)
+        self._recorded.add(parameter, gradient)
         if self._bytes[alike] >= self.size or gradients_apart_scope.now():
             self._send(alike)
 
@@ -172,29 +161,17 @@ class Buckets:
             parameter for parameter in self._open.pop(alike) if parameter.grad is not None
         ]
         del self._bytes[alike]
-        recorded = [self._take_recorded(parameter) for parameter in parameters]
-        recorder = recording() if any(recorded) else None
-        paused = nullcontext if recorder is None else recorder.paused
-        with reduction_scope(parameters), paused():
-            wait = _start([parameter.grad for parameter in parameters])
+        bucket = self._recorded.take(parameters)
+        with reduction_scope(parameters), bucket.unrecorded():
+            reduced = _start([parameter.grad for parameter in parameters])
 
         def receive() -> None:
-            with reduction_scope(parameters), paused():
-                for parameter, gradient, record in zip(parameters, wait(), recorded, strict=True):
-                    parameter.grad = gradient if record is None else record.result_of(gradient)
+            with reduction_scope(parameters), bucket.unrecorded():
+                results = bucket.results(reduced())
+                for parameter, gradient in zip(parameters, results, strict=True):
+                    parameter.grad = gradient
 
         self._sent.append(receive)
-
-    def _take_recorded(self, parameter: torch.Tensor) -> "_RecordedGradient | None":
-        """Removes and returns the recorded all-reduce of a gradient; None if none fits.
-
-        A trace is refused if a hook of the user has changed the gradient since.
-        """
-        recorded_sum, recorder = self._recorded.pop(id(parameter), None), recording()
-        if recorded_sum is None or recorder is None or recorded_sum.is_of(parameter.grad):
-            return recorded_sum
-        recorder.refuse("a hook of a parameter changes its gradient", _HOOK)
-        return None
 
     def _finish(self) -> None:
         """Reduces the other gradients; called at the end of the backward pass."""
@@ -203,43 +180,6 @@ class Buckets:
         sent, self._sent = self._sent, []
         for receive in sent:
             receive()
-
-
-@attrs.frozen(eq=False)
-class _RecordedGradient:
-    """The all-reduce of one gradient in a trace.
-
-    The recorded step itself reduces the gradient later, in a bucket: with an all-reduce for each
-    gradient it would take several times as long.
-
-    Args:
-        gradient: The gradient.
-        writes: The writes into it before.
-        result: The local shard of the reduced gradient in the trace.
-    """
-
-    gradient: ShardedTensor
-    writes: int
-    result: torch.Tensor
-
-    @classmethod
-    def of(cls, gradient: ShardedTensor, recorder: Recorder) -> "_RecordedGradient":
-        part = gradient.part
-        ((axis, _),) = gradient.form.layout.partial
-        with recorder.paused():
-            result = part.new_empty(part.shape)
-        operands = (part, "sum", gradient.engine.groups[axis].group_name)
-        recorder.append(collectives.all_reduce_out_of_place(), operands, result)
-        return cls(gradient, gradient.memory.writes, result)
-
-    def is_of(self, gradient: object) -> bool:
-        """Compares writes too: a hook may have changed the recorded gradient in place."""
-        return gradient is self.gradient and gradient.memory.writes == self.writes
-
-    def result_of(self, reduced: Any) -> Any:
-        """Copies the gradient, which a bucket has reduced, into the memory of the result."""
-        self.result.copy_(reduced.part)
-        return reduced.engine.sharded(self.result, reduced.form.layout, reduced.form.shape)
 
 
 def _start(gradients: Sequence[object]) -> Callable[[], Sequence[Any]]:
@@ -260,12 +200,10 @@ def _start(gradients: Sequence[object]) -> Callable[[], Sequence[Any]]:
     )
     started = collectives.all_reduce(flat, "sum", first)
 
-    def wait() -> Sequence[Any]:
-        summed = redistribution_steps.wait(started, GRADIENTS)
+    def receive() -> Sequence[Any]:
+        summed = wait(started, GRADIENTS)
         for group in rest:
-            summed = redistribution_steps.wait(
-                collectives.all_reduce(summed, "sum", group), GRADIENTS
-            )
+            summed = wait(collectives.all_reduce(summed, "sum", group), GRADIENTS)
         sums = torch.split(summed, [part.numel() for part in parts]) if parts[1:] else [summed]
         done = {}
         for gradient, values in zip(pending, sums, strict=True):
@@ -274,7 +212,7 @@ def _start(gradients: Sequence[object]) -> Callable[[], Sequence[Any]]:
             done[id(gradient)] = engine.sharded(part, form.layout.reduced, form.shape)
         return [done.get(id(gradient), gradient) for gradient in gradients]
 
-    return wait
+    return receive
 
 
 def reduce_gradient(parameter: torch.Tensor, layout: Layout, waiting: Buckets) -> None:

@@ -13,9 +13,10 @@ import torch
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.engine.engine import Engine
-from shardcore.adapters.engine.redistribution_steps import STEPS, pad_to_size, wait
+from shardcore.adapters.engine.redistribution_steps import STEPS, pad_to_size
 from shardcore.adapters.engine.tensor import Form, ShardedTensor
 from shardcore.adapters.ranks.job.threads import check_thread
+from shardcore.adapters.ranks.waiting import wait
 from shardcore.adapters.torch_private import collectives
 from shardcore.domain.engine.exchange import Exchange
 from shardcore.domain.engine.redistribution import Step

@@ -6,27 +6,11 @@ from typing import Any
 
 import torch
 
-from shardcore.adapters.capture.source_line import source_line
 from shardcore.adapters.engine.engine import Engine
-from shardcore.adapters.ranks.failure import heartbeats
+from shardcore.adapters.ranks.waiting import wait
 from shardcore.adapters.torch_private import collectives
 from shardcore.domain.engine.exchange import Exchange, Strided
 from shardcore.domain.engine.redistribution import Step
-
-
-def wait(value: torch.Tensor, collective: str) -> torch.Tensor:
-    """Waits for the collective, named `collective`, that computes `value`; returns `value`.
-
-    Raises:
-        RankMismatchError: If a rank did not come within the timeout of the process group.
-    """
-    try:
-        return collectives.wait(value)
-    except RuntimeError as error:
-        late = heartbeats.timed_out(error, f"{collective} ({source_line()})")
-        if late is None:
-            raise
-        raise late from error
 
 
 def _slice(part: torch.Tensor, step: Step, engine: Engine) -> torch.Tensor:

@@ -110,6 +110,11 @@ class ShardedTensor(_Base):
         """The layout on the mesh, which `torch.Tensor.layout` does not describe."""
         return self.form.layout
 
+    @property
+    def viewed_tensor(self) -> "ShardedTensor | None":
+        """The tensor of which this is a view, if the view has separate memory; else None."""
+        return None if self.copied is None else self.copied.base
+
     def __deepcopy__(self, memo: dict[int, object]) -> Any:
         """Copies into new memory, over the same mesh, for `copy.deepcopy`."""
         if id(self) not in memo:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from shardcore.adapters.ranks.failure.watch import FailureWatch
 from shardcore.adapters.ranks.job import cores, devices, exchange, process_group
 from shardcore.domain.errors import EnvironmentProblem, RankMismatchError, ShardcoreError, text_of
-from shardcore.domain.ranks.job import Job, resolve_job
+from shardcore.domain.ranks.job import launched_job, resolve_job
 
 _T = TypeVar("_T")
 
@@ -78,7 +78,7 @@ class TorchProcesses:
         """
         if process_group.is_started():  # its program has taken a device
             return
-        job = _launched_job()
+        job = launched_job(os.environ)
         if job is not None:
             with suppress(EnvironmentProblem):  # which joining shows
                 devices.take_device(job)
@@ -109,7 +109,7 @@ class TorchProcesses:
         """The number of processes that the launcher started, also before they join the job."""
         if process_group.is_started():
             return self.world_size
-        job = _launched_job()
+        job = launched_job(os.environ)
         return 1 if job is None else job.world_size
 
     @property
@@ -191,12 +191,6 @@ class TorchProcesses:
         """
         if self._watch is not None:
             self._watch.termination.pass_point(save)
-
-
-def _launched_job() -> Job | None:
-    with suppress(EnvironmentProblem):  # which joining shows; a process alone needs no job
-        return resolve_job(environ=os.environ)
-    return None
 
 
 def _is_of_peers(error: RuntimeError) -> bool:

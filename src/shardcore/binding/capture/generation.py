@@ -59,7 +59,7 @@ class WhileLoops:
     ) -> Any:
         """Replaces `while_loop`: one step computes the next variables, and whether to go on."""
         session = self.sessions.current()
-        is_wanted = _may_capture(session, self.sessions, self.capture)
+        is_wanted = _may_capture(self.sessions, self.capture)
         closures = Closures.of(cond, body) if is_wanted else None
         if closures is None or closures.model is None:
             return original(cond, body, loop_vars, maximum_iterations)
@@ -187,8 +187,7 @@ class _Prompt:
         arguments = keras_private.map_leaves(_as_tensor, (args, kwargs))
         session = self.sessions.current()
         if not (
-            _may_capture(session, self.sessions, self.capture)
-            and _need_no_exchange(arguments, session)
+            _may_capture(self.sessions, self.capture) and _need_no_exchange(arguments, session)
         ):
             return method(*args, **kwargs)
 
@@ -203,11 +202,9 @@ class _Prompt:
         return keras_private.pack_leaves(nest, from_local(shards, forms, session))
 
 
-def _may_capture(
-    session: Session | None, sessions: Sessions, capture: StepCapture[torch.Tensor]
-) -> bool:
+def _may_capture(sessions: Sessions, capture: StepCapture[torch.Tensor]) -> bool:
     return (
-        (session is not None or sessions.entry.serves_one_device)
+        sessions.are_served()
         and not sessions.is_closed
         and sessions.run() is None  # else it is a part of another step
         and not (torch.is_grad_enabled() or capture.is_recording() or keras_private.is_symbolic())

@@ -6,7 +6,6 @@ writes each token by such a slice.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import keras
@@ -17,6 +16,7 @@ from shardcore.binding import keras_private
 from shardcore.binding.keras_private.patches import replaces
 from shardcore.binding.ranks.session import Session, Sessions
 from shardcore.binding.types import Original
+from shardcore.domain.scope import Scope
 from shardcore.ports.types import Array
 
 
@@ -101,22 +101,18 @@ def _from_begin(index: object, size: int) -> Any:
 
 
 # Whether an iteration of a loop runs, which may be captured on one device too.
-_in_loop: ContextVar[bool] = ContextVar("in_loop", default=False)
+_in_loop = Scope("in_loop", default=False)
 
 
 def _is_replaced(session: Session | None) -> bool:
-    return session is not None or _in_loop.get()
+    return session is not None or _in_loop.now()
 
 
 @contextmanager
 def tensor_indices() -> Iterator[None]:
     """Opens a context in which an index or a start that is a tensor is not read on the host."""
-    before = _in_loop.set(True)
-    try:
-        with _TensorIndices():
-            yield
-    finally:
-        _in_loop.reset(before)
+    with _in_loop(value=True), _TensorIndices():
+        yield
 
 
 class _TensorIndices(TorchFunctionMode):

@@ -6,10 +6,9 @@ twice. And it begins the epoch again that it has saved in the middle.
 
 import json
 import os
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 import h5py
@@ -19,6 +18,7 @@ from keras.callbacks import BackupAndRestore
 
 from shardcore.binding import keras_private
 from shardcore.binding.checkpoints.files.callbacks import write_on_all_ranks
+from shardcore.binding.checkpoints.files.saving import weights_file_attributes
 from shardcore.binding.checkpoints.state import generators, generators_of, set_generators
 from shardcore.binding.keras_private.patches import replaces
 from shardcore.binding.ranks.collective_errors import raise_on_all_ranks
@@ -26,8 +26,6 @@ from shardcore.binding.ranks.session import Session, Sessions
 from shardcore.binding.trainer_run import DataPosition, SavedPosition
 from shardcore.binding.types import Original
 from shardcore.domain.errors import CheckpointError
-
-Result = TypeVar("Result")
 
 # The attribute of the file.
 _NAME = "shardcore"
@@ -88,11 +86,8 @@ def save(sessions: Sessions, original: Original, callback: BackupAndRestore) -> 
         "seeds": [_value(seed) for seed in _seeds(callback.model)],
         "global_seed": _value(keras_private.global_seed()),
     }
-    sessions.weights_file_attributes = {_NAME: json.dumps(state)}
-    try:
+    with weights_file_attributes({_NAME: json.dumps(state)}):
         write_on_all_ranks(sessions, original, callback)
-    finally:
-        sessions.weights_file_attributes = {}
 
 
 @replaces(
@@ -123,8 +118,8 @@ def load(sessions: Sessions, original: Original, callback: BackupAndRestore) -> 
     if session is not None:
         # One rank may have copied the backup before a damaged one to its place.
         session.processes.barrier("the restoring of a backup")
-    backup = _read_same_backup(path, session, sessions)
-    _run_collectively(partial(original, callback), f"restore {path!r}", session, sessions)
+    backup = _read_same_backup(path, session)
+    raise_on_all_ranks(partial(original, callback), f"restore {path!r}", session)
     run.position = run.position or DataPosition()
     if backup is not None:
         _restore(backup, callback, path, run.position)
@@ -132,7 +127,7 @@ def load(sessions: Sessions, original: Original, callback: BackupAndRestore) -> 
     keras_private.set_progress(callback, first, 0 if backup is None else backup.steps)
 
 
-def _read_same_backup(path: str, session: Session | None, sessions: Sessions) -> _Backup | None:
+def _read_same_backup(path: str, session: Session | None) -> _Backup | None:
     """Reads the state in the file, on which all ranks have to agree; None if there is none.
 
     Raises:
@@ -144,7 +139,7 @@ def _read_same_backup(path: str, session: Session | None, sessions: Sessions) ->
         backup = _read(path) if exists else None
         return backup, str(backup or ("weights alone" if exists else "nothing"))
 
-    backup, content = _run_collectively(read_here, f"read {path!r}", session, sessions)
+    backup, content = raise_on_all_ranks(read_here, f"read {path!r}", session)
     if session is not None:
         everyone = session.processes.gather((content, path))
         if len({what for what, _ in everyone}) > 1:
@@ -155,12 +150,6 @@ def _read_same_backup(path: str, session: Session | None, sessions: Sessions) ->
                 "beginning."
             )
     return backup
-
-
-def _run_collectively(
-    work: Callable[[], Result], what: str, session: Session | None, sessions: Sessions
-) -> Result:
-    return work() if session is None else raise_on_all_ranks(work, what, sessions)
 
 
 def _read(path: str) -> _Backup | None:

@@ -64,7 +64,6 @@ class SaveRequest:
 class _Ranks:
     """The ranks that save or load together; without a session, one process alone."""
 
-    sessions: Sessions
     session: Session | None
 
     @classmethod
@@ -93,7 +92,7 @@ class _Ranks:
                 "distribution, each of which has a model by itself: set one first, such as "
                 "keras.distribution.set_distribution(keras.distribution.DataParallel())."
             )
-        return cls(sessions, session)
+        return cls(session)
 
     @property
     def position(self) -> int:
@@ -101,7 +100,7 @@ class _Ranks:
 
     def run(self, work: Callable[[], Result], what: str) -> Result:
         """Does `work` on all ranks; if it fails on one, all raise its error."""
-        return work() if self.session is None else raise_on_all_ranks(work, what, self.sessions)
+        return raise_on_all_ranks(work, what, self.session)
 
     def gather(self, value: object) -> list[Any]:
         return [value] if self.session is None else self.session.processes.gather(value)
@@ -227,7 +226,7 @@ class Checkpoints:
         Raises:
             CheckpointError: On all ranks, if another job has it.
         """
-        path, ranks = Path(directory).absolute(), _Ranks(self.sessions, self.sessions.current())
+        path, ranks = Path(directory).absolute(), _Ranks(self.sessions.current())
         return ranks.run(
             lambda: self.store.lease(path) if ranks.position == 0 else None,
             f"write checkpoints into {str(path)!r}",
@@ -278,7 +277,7 @@ class Checkpoints:
 
     def latest(self, directory: str | os.PathLike[str]) -> Path | None:
         """Finds the newest complete checkpoint, None without one. A collective."""
-        path, ranks = Path(directory).absolute(), _Ranks(self.sessions, self.sessions.current())
+        path, ranks = Path(directory).absolute(), _Ranks(self.sessions.current())
         return ranks.choose(
             partial(self.store.latest, path), f"look for checkpoints in {str(path)!r}"
         )

@@ -10,6 +10,7 @@ import keras
 from shardcore.binding import keras_private
 from shardcore.binding.cost.facts import describe
 from shardcore.binding.keras_private.patches import replaces_value
+from shardcore.binding.ranks.ambient import ignoring_distributions
 from shardcore.binding.ranks.session import Sessions
 from shardcore.domain.errors import PolicyError, RuleError
 from shardcore.domain.layouts.mesh import Mesh
@@ -185,7 +186,7 @@ def facts_of(model: object, sessions: Sessions | None) -> LayerFacts:
         )
     name = f"{getattr(model, '__name__', repr(model))}()"
     refusing = partial(_refusing_distributions, name)
-    building = refusing if sessions is None else sessions.ignoring_distributions
+    building = refusing if sessions is None else partial(ignoring_distributions, value=True)
     try:
         # The meta device has shapes, and no values.
         return _facts_of_built(model, name, building(), keras.device("meta"))

@@ -263,13 +263,12 @@ def mask(
 
 
 def _was_array(weights: object, arrays: "weakref.WeakSet[torch.UntypedStorage]") -> bool:
-    """Looks for the tensor of a user's array: `weights`, or the base of a view.
+    """Looks for the tensor of a user's array: `weights`, or the one of which they are a view.
 
     Keras passes that tensor, or a copy in another dtype, which may be written to. A custom loss may
     pass a view, which has separate memory if a sharded dim is viewed.
     """
-    copied = getattr(weights, "copied", None)
-    tensors = (weights, getattr(copied, "base", None))
+    tensors = (weights, getattr(weights, "viewed_tensor", None))
     return any(isinstance(tensor, torch.Tensor) and _memory(tensor) in arrays for tensor in tensors)
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
 from typing import Any
 
 import attrs
@@ -10,8 +9,9 @@ import keras
 import torch
 
 from shardcore.binding import keras_private
+from shardcore.domain.scope import Scope
 
-_open: ContextVar["Transfer | None"] = ContextVar("transfer", default=None)
+_open = Scope["Transfer | None"]("transfer", default=None)
 
 
 @attrs.define(eq=False)
@@ -28,12 +28,8 @@ class Transfer:
     @contextmanager
     def open(self) -> Iterator[None]:
         """Opens the block in which `to_device` copies, and all kernels start on the stream."""
-        token = _open.set(self)
-        try:
-            with torch.cuda.stream(self.stream):
-                yield
-        finally:
-            _open.reset(token)
+        with _open(self), torch.cuda.stream(self.stream):
+            yield
         self._done = self.stream.record_event()
 
     def wait(self, rows: Any) -> None:
@@ -65,7 +61,7 @@ def to_device(rows: torch.Tensor) -> torch.Tensor:
 
     The copy is from pinned memory: from other memory CUDA lets the host wait.
     """
-    current = _open.get()
+    current = _open.now()
     if current is None or rows.device.type != "cpu":
         return rows
     pinned = rows if rows.is_pinned() else rows.contiguous().pin_memory()
@@ -74,7 +70,7 @@ def to_device(rows: torch.Tensor) -> torch.Tensor:
 
 def rows_device() -> Any:
     """The device on which rows are made of arrays: the host if a transfer is open."""
-    return keras_private.torch_device() if _open.get() is None else "cpu"
+    return keras_private.torch_device() if _open.now() is None else "cpu"
 
 
 def on_host() -> AbstractContextManager[Any]:
@@ -82,4 +78,4 @@ def on_host() -> AbstractContextManager[Any]:
 
     No code of the user may run inside: the weights of its layers are on the GPU.
     """
-    return nullcontext() if _open.get() is None else keras.device("cpu")
+    return nullcontext() if _open.now() is None else keras.device("cpu")

@@ -20,6 +20,7 @@ from shardcore.binding.ranks.session import Session, Sessions
 from shardcore.binding.types import Original
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.memory_order import overlap, pieces
+from shardcore.domain.scope import Scope
 
 # Elements of a piece. Smaller variables are made at once.
 PIECE = 1 << 16
@@ -58,6 +59,10 @@ class _NewShard:
         return self.session.from_local(shard, self.layout, self.shape)
 
 
+# Keras' initializer draws it, and passes no argument that names the variable.
+_shard_being_drawn = Scope[_NewShard | None]("shard_being_drawn", default=None)
+
+
 @replaces(
     "keras.src.backend.common.variables:Variable._initialize_with_initializer",
     reason="Draws the full value; a rank keeps its shard.",
@@ -74,12 +79,9 @@ def initialize(sessions: Sessions, original: Original, new: Variable, initialize
         drawn = keras_private.initial_value(new, initializer, shard.local_shape)
         keras_private.initialize(new, shard.join(drawn))
         return
-    if call in _DRAWS and _can_be_drawn(shard.layout):
-        sessions.shard_being_drawn = shard
-    try:
+    is_drawn = call in _DRAWS and _can_be_drawn(shard.layout)
+    with _shard_being_drawn(shard if is_drawn else None):
         original(new, initializer)
-    finally:
-        sessions.shard_being_drawn = None
 
 
 def _can_be_drawn(layout: Layout) -> bool:
@@ -94,14 +96,12 @@ def _can_be_drawn(layout: Layout) -> bool:
     "keras.src.backend.torch.random:uniform",
     reason="Makes several copies of the full value of a variable.",
 )
-def draw(
-    sessions: Sessions, original: Original, shape: Any, *args: Any, **kwargs: Any
-) -> torch.Tensor:
+def draw(original: Original, shape: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
     """Replaces `normal`, `truncated_normal` and `uniform`: draws a variable in creation in pieces.
 
     All pieces are drawn from one generator, so that they have the numbers of one draw.
     """
-    new: _NewShard | None = sessions.shard_being_drawn
+    new = _shard_being_drawn.now()
     if new is None or tuple(shape) != new.shape:
         value: torch.Tensor = original(shape, *args, **kwargs)
         return value

@@ -13,7 +13,7 @@ from keras import Variable
 from shardcore.binding import keras_private
 from shardcore.binding.keras_private.patches import replaces
 from shardcore.binding.keras_private.variables import set_tensor, storage_of, tensor_of
-from shardcore.binding.ranks.collective_errors import check_other_ranks
+from shardcore.binding.ranks.collective_errors import check_other_ranks, is_in_collective_work
 from shardcore.binding.ranks.session import Session, Sessions
 from shardcore.binding.types import Original
 from shardcore.domain.errors import ArgumentProblem, CallProblem
@@ -134,7 +134,7 @@ def to_numpy(sessions: Sessions, original: Original, x: object) -> Any:
     value: Any = getattr(x, "value", x)  # of a Keras variable
     if isinstance(value, list | tuple):
         return original([full_tensor(getattr(part, "value", part), sessions) for part in value])
-    if isinstance(value, numpy.ndarray) and sessions.collective_work:
+    if isinstance(value, numpy.ndarray) and is_in_collective_work():
         return value  # that a file gets: Keras converts it twice, each time by a copy
     strategy = sessions.strategy_of_tensor(value)
     if strategy is None:
@@ -164,9 +164,9 @@ def full_tensor(tensor: Any, sessions: Sessions) -> Any:
     layout = strategy.layout(tensor)
     if layout is None or layout.is_replicated:
         return strategy.full_tensor(tensor)
-    check_other_ranks(sessions)  # in the work of all ranks, which are together already
+    check_other_ranks()  # in the work of all ranks, which are together already
     call = f"the reading of a value of shape {tuple(tensor.shape)}, {layout}"
-    with nullcontext() if sessions.collective_work else sessions.collective_call(call):
+    with nullcontext() if is_in_collective_work() else sessions.collective_call(call):
         return strategy.full_tensor(tensor)
 
 

@@ -41,7 +41,6 @@ class RepeatedBlocks:
 def build_to_trace(
     build: Callable[[], keras.Model],
     batch: object,
-    sessions: Sessions,
     tracer: EventTracer[torch.Tensor],
     blocks: RepeatedBlocks,
 ) -> BuiltModel:
@@ -50,7 +49,6 @@ def build_to_trace(
     Args:
         build: Returns the compiled model.
         batch: A batch of any number of rows.
-        sessions: The sessions of the installation.
         tracer: Opens the context without values.
         blocks: Blocks of the model, some of which may be left out.
 
@@ -64,7 +62,7 @@ def build_to_trace(
         return args[0] if layer.name in blocks.left_out else original(layer, *args, **kwargs)
 
     with keras_private.wrap_layer_calls(call):
-        return build_model(build, lambda: batch, sessions, tracer)
+        return build_model(build, lambda: batch, tracer)
 
 
 def trace_step(

@@ -18,6 +18,7 @@ from shardcore.binding.data import batches
 from shardcore.binding.engine import adoption
 from shardcore.binding.inspection.explain import checked_batch
 from shardcore.binding.ranks import rank_consistency
+from shardcore.binding.ranks.ambient import ignoring_distributions
 from shardcore.binding.ranks.session import Session, Sessions
 from shardcore.domain.checkpoints.contents import divide, pieces_of_rank
 from shardcore.domain.cost.events import highest
@@ -65,7 +66,6 @@ class RunStep:
 def build_model(
     build: Callable[[], Model],
     batch: Callable[[], object],
-    sessions: Sessions,
     tracer: MemoryTracer[torch.Tensor],
 ) -> BuiltModel:
     """Builds a compiled model, its optimizer and its metrics, under the distribution if one is set.
@@ -73,7 +73,6 @@ def build_model(
     Args:
         build: Returns the compiled model.
         batch: Returns the global batch.
-        sessions: The sessions of the installation.
         tracer: Opens the context without values.
 
     Raises:
@@ -83,7 +82,7 @@ def build_model(
         CallProblem: If the model is not compiled.
     """
     with _without_values(tracer):
-        with sessions.ignoring_distributions():
+        with ignoring_distributions(value=True):
             model = build()
         built = BuiltModel(model, checked_batch(model, batch(), "train"))
         keras_private.build_by(model, built.batch)
@@ -109,9 +108,9 @@ def run_step(
         PolicyError: If the step fails without values.
     """
     with _without_values(tracer):
-        session = sessions.required()
-        with sessions.scope_of(built.model), session.strategy.implicit_replication():
-            return _run(built.model, built.batch, session, sessions, tracer, watch)
+        strategy = sessions.required().strategy
+        with sessions.scope_of(built.model), strategy.implicit_replication():
+            return _run(built, sessions, tracer, watch)
 
 
 def estimate_memory(
@@ -135,7 +134,7 @@ def estimate_memory(
         ArgumentProblem: If the model or the batch is none.
         CallProblem: If the model is not compiled.
     """
-    ran = run_step(build_model(build, batch, sessions, tracer), sessions, tracer)
+    ran = run_step(build_model(build, batch, tracer), sessions, tracer)
     return MemoryReport(
         policy,
         str(ran.session.mesh),
@@ -171,13 +170,9 @@ def _without_values(tracer: MemoryTracer[torch.Tensor]) -> Iterator[None]:
 
 
 def _run(
-    model: Model,
-    data: object,
-    session: Session,
-    sessions: Sessions,
-    tracer: MemoryTracer[torch.Tensor],
-    watch: Watch,
+    built: BuiltModel, sessions: Sessions, tracer: MemoryTracer[torch.Tensor], watch: Watch
 ) -> RunStep:
+    model, session = built.model, sessions.required()
     variables = rank_consistency.variables_of(model)
     made_before = [v for v in variables if keras_private.storage_of(v).layout is None]
     adoption.store_variables(made_before, session, model)
@@ -188,7 +183,7 @@ def _run(
         )
         for tensor in tensors_of(model, session)
     )
-    (data,) = batches.distribute_step([data], session)
+    (data,) = batches.distribute_step([built.batch], session)
     data = keras_private.map_tensors(lambda tensor: _rows(tensor, session, tracer), data)
     model.reset_metrics()
     with sessions.working(model), watch(model, session), tracer.tracing():

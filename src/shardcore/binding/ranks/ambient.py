@@ -12,6 +12,10 @@ from shardcore.binding.keras_private.patches import replaces
 from shardcore.binding.ranks.session import Sessions
 from shardcore.binding.types import Original
 from shardcore.domain.errors import CallProblem
+from shardcore.domain.scope import Scope
+
+# Whether this thread sets no distribution: it builds a model for a plan.
+ignoring_distributions = Scope("ignoring_distributions", default=False)
 
 
 @attrs.frozen(eq=False)
@@ -36,7 +40,7 @@ class AmbientScope:
         if name != keras_private.CURRENT_DISTRIBUTION:
             original(name, value)
             return
-        if self.sessions.planning is threading.current_thread():
+        if ignoring_distributions.now():
             return
         before = keras.distribution.distribution()
         original(name, value)

@@ -4,13 +4,12 @@ A rank that continued after a failure of another would wait for ever in its next
 """
 
 import pickle
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TypeVar
 
 import attrs
 
-from shardcore.binding.ranks.session import Sessions
+from shardcore.binding.ranks.session import Session
 from shardcore.domain.errors import (
     OtherRankFailed,
     ShardcoreError,
@@ -18,6 +17,7 @@ from shardcore.domain.errors import (
     is_shared,
     mark_shared,
 )
+from shardcore.domain.scope import Scope
 from shardcore.ports.world import Processes
 
 Result = TypeVar("Result")
@@ -38,19 +38,26 @@ class _CollectiveWork:
     failures: list[Exception | None] | None = None
 
 
+# Keras calls, within the work, code that all-gathers or writes, and passes it no argument for it.
+_work_scope = Scope[_CollectiveWork | None]("collective_work", default=None)
+
+
 def raise_on_all_ranks(
-    work: Callable[[], Result], what: str, sessions: Sessions, *, is_same_code: bool = False
+    work: Callable[[], Result], what: str, session: Session | None, *, is_same_code: bool = False
 ) -> Result:
     """Does this rank's part of `work`; if a rank's fails, raises the first such error on all.
 
     All ranks start its collectives in the same order. Messages name it `what`: "save 'a.keras'". A
-    ShardcoreError replaces an error that cannot be sent to other processes. With
-    `is_same_code` all ranks run the same code in it.
+    ShardcoreError replaces an error that cannot be sent to other processes. With `is_same_code` all
+    ranks run the same code in it. Without a session this process does it alone.
     """
+    if session is None:
+        return work()
     results: list[Result] = []  # empty after an error
     own: Exception | None = None
-    processes = sessions.processes
-    with _collective(sessions, is_same_code=is_same_code) as current:
+    processes = session.processes
+    current = _CollectiveWork(processes, is_same_code)
+    with _work_scope(current):
         try:
             results.append(work())
         except OtherRankFailed:  # this rank ends; it waits for no other
@@ -64,58 +71,52 @@ def raise_on_all_ranks(
         current.failures = _gather_errors(own, processes)
     for rank, failure in enumerate(current.failures):
         if failure is not None:
-            is_own = own is not None and rank == processes.rank
-            raise mark_shared(own if own is not None and is_own else failure)
+            raise mark_shared(failure if own is None or rank != processes.rank else own)
     return results[0]
 
 
-def raise_on_calling_ranks(work: Callable[[], None], what: str, sessions: Sessions) -> None:
+def raise_on_calling_ranks(work: Callable[[], None], what: str, processes: Processes) -> None:
     """Does `work` on one of the ranks that call this; if it fails, raises its error on them all.
 
     Messages name it `what`, as those of `raise_on_all_ranks` do.
     """
 
     def attempt() -> Exception | None:
-        with _collective(sessions, is_same_code=False):
+        with _work_scope(_CollectiveWork(processes, is_same_code=False)):
             try:
                 work()
             except OtherRankFailed:
                 raise
             except Exception as error:  # noqa: BLE001 - raised again below
-                return _picklable(error, what, sessions.processes, "every rank that does")
+                return _picklable(error, what, processes, "every rank that does")
         return None
 
-    failure = sessions.processes.do_once(attempt, what)
+    failure = processes.do_once(attempt, what)
     if failure is not None:
         raise failure
 
 
-@contextmanager
-def _collective(sessions: Sessions, *, is_same_code: bool) -> Iterator[_CollectiveWork]:
-    before = sessions.collective_work
-    sessions.collective_work = current = _CollectiveWork(sessions.processes, is_same_code)
-    try:
-        yield current
-    finally:
-        sessions.collective_work = before
+def is_in_collective_work() -> bool:
+    """Tells whether this runs in work that ranks do together."""
+    return _work_scope.now() is not None
 
 
-def do_all_ranks_run_this(sessions: Sessions) -> bool:
+def do_all_ranks_run_this() -> bool:
     """Tells whether all ranks run this code together, as in a callback that saves.
 
     Where one rank writes and the others attend, the writer may save something more alone.
     """
-    current: _CollectiveWork | None = sessions.collective_work
+    current = _work_scope.now()
     return current is not None and current.is_same_code
 
 
-def check_other_ranks(sessions: Sessions) -> None:
+def check_other_ranks() -> None:
     """Raises the first error of a rank that has failed, before a collective of such work.
 
     If Keras handles that error, it is raised again here, and by `raise_on_all_ranks` at the end:
     the failed ranks join no further collective.
     """
-    current: _CollectiveWork | None = sessions.collective_work
+    current = _work_scope.now()
     if current is None:
         return
     if current.failures is None:

@@ -34,6 +34,7 @@ class Session:
     """The state of one distribution: its mesh, its strategy, and the checks so far.
 
     Attributes:
+        runs: Those of the process: see `Sessions`.
         output_paths: The layers whose outputs a rule names.
         used_rules: The keys of the rules by which variables were built, of all models.
         packed: The layouts of packed kernels, by path.
@@ -50,6 +51,7 @@ class Session:
     strategy: TorchStrategy
     processes: Processes
     entry: StrategyEntry = attrs.field(repr=False)
+    runs: list[TrainerRun] = attrs.field(repr=False)
     output_paths: set[str] = attrs.field(factory=set, init=False, repr=False)
     used_rules: set[str] = attrs.field(factory=set, init=False, repr=False)
     packed: dict[str, Layout] = attrs.field(factory=dict, init=False, repr=False)
@@ -119,12 +121,7 @@ class Sessions:
         crossings: The warnings that were given about mesh axes that cross hosts.
         sums: The deferred sums of metrics.
         edges: The edges of torch modules.
-        collective_work: The collective work that runs now, None without any.
-        is_writer: Whether this rank writes the files of the callback that runs now; None without.
-        weights_file_attributes: Attributes for the file of weights that a callback saves now.
         arrays: The memory of the tensors of sample-weight arrays, of steps on one device.
-        shard_being_drawn: The shard of a new variable that is drawn in pieces now, or None.
-        planning: The thread on which a model is built for a plan now, None without one.
     """
 
     entry: StrategyEntry
@@ -137,12 +134,7 @@ class Sessions:
     edges: "weakref.WeakKeyDictionary[Any, Any]" = attrs.field(
         factory=weakref.WeakKeyDictionary, init=False
     )
-    collective_work: Any = attrs.field(default=None, init=False)
-    is_writer: bool | None = attrs.field(default=None, init=False)
-    weights_file_attributes: dict[str, str] = attrs.field(factory=dict, init=False)
     arrays: "weakref.WeakSet[Any]" = attrs.field(factory=weakref.WeakSet, init=False)
-    shard_being_drawn: Any = attrs.field(default=None, init=False)
-    planning: threading.Thread | None = attrs.field(default=None, init=False)
     _strategies: dict[World, TorchStrategy] = attrs.field(factory=dict, init=False)
     _alive: "weakref.WeakSet[Session]" = attrs.field(factory=weakref.WeakSet, init=False)
 
@@ -176,7 +168,7 @@ class Sessions:
         if session is None or session not in self._alive:
             world = distribution.device_mesh.backend_mesh
             strategy = self.strategy(world)
-            session = Session(distribution, world, strategy, self.processes, self.entry)
+            session = Session(distribution, world, strategy, self.processes, self.entry, self.runs)
             distribution._shardcore_session = session
             self._alive.add(session)
             kind = type(distribution).__name__
@@ -256,15 +248,6 @@ class Sessions:
     def run(self) -> TrainerRun | None:
         """Looks up the innermost running fit, evaluate, predict or step, None outside."""
         return self.runs[-1] if self.runs else None
-
-    @contextmanager
-    def ignoring_distributions(self) -> Iterator[None]:
-        """Opens a context in which this thread sets no distribution: it builds for a plan."""
-        self.planning = threading.current_thread()
-        try:
-            yield
-        finally:
-            self.planning = None
 
     @contextmanager
     def working(self, trainer: keras.Model) -> Iterator[TrainerRun]:

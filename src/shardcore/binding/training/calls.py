@@ -41,7 +41,7 @@ def layer_call(
             adopt(layer, session)
         if keras_private.is_symbolic_with_values():  # Keras gives each rank the global batch
             args, kwargs = batches.take_own_rows((args, kwargs), session)
-        elif loops.is_in_loop(session, sessions):
+        elif loops.is_in_loop(session):
             return _call_in_loop(session, original, layer, (args, kwargs))
     strategy = sessions.strategy_without_distribution()
     replication = (

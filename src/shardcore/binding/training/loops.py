@@ -24,9 +24,9 @@ COMPARED = 3
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # the arguments of a call
 
 
-def is_in_loop(session: Session, sessions: Sessions) -> bool:
+def is_in_loop(session: Session) -> bool:
     """Tells whether a call comes from the user's own loop, over several ranks."""
-    return sessions.run() is None and session.mesh.size > 1 and not keras_private.is_symbolic()
+    return not session.runs and session.mesh.size > 1 and not keras_private.is_symbolic()
 
 
 def join_rows(layer: Layer, call: Call, session: Session) -> Call:
@@ -54,7 +54,7 @@ def loss(
 ) -> Any:
     """Replaces `Loss.__call__`: plain targets are the rows of this rank, like a model's inputs."""
     session = sessions.current()
-    if session is not None and is_in_loop(session, sessions):
+    if session is not None and is_in_loop(session):
         is_shared = session.distribution.auto_shard_dataset
         if not is_shared and any(map(session.strategy.owns, keras_private.leaves(y_pred))):
             y_true, sample_weight = _join_rows((y_true, sample_weight), session)
@@ -115,7 +115,7 @@ def keras_update(
     if session is not None and any(
         keras_private.storage_of(v).layout for v in updated or optimizer.variables
     ):
-        _compare_inputs(optimizer, sessions, session)
+        _compare_inputs(optimizer, session)
     return original(optimizer, grads, updated)
 
 
@@ -129,12 +129,12 @@ def follow_torch_optimizers(sessions: Sessions, undo: ExitStack) -> None:
                 parameter for group in optimizer.param_groups for parameter in group["params"]
             )
             if any(map(session.strategy.owns, updated)):
-                _compare_inputs(optimizer, sessions, session)
+                _compare_inputs(optimizer, session)
 
     undo.callback(register_optimizer_step_pre_hook(update).remove)
 
 
-def _compare_inputs(optimizer: object, sessions: Sessions, session: Session) -> None:
+def _compare_inputs(optimizer: object, session: Session) -> None:
     """Compares the plain inputs of this rank's gradients with those of the others.
 
     Raises:
@@ -142,7 +142,7 @@ def _compare_inputs(optimizer: object, sessions: Sessions, session: Session) -> 
     """
     inputs = dict(session.inputs)
     session.inputs.clear()
-    if not is_in_loop(session, sessions) or session.compared.get(optimizer, 0) >= COMPARED:
+    if not is_in_loop(session) or session.compared.get(optimizer, 0) >= COMPARED:
         return
     if threading.current_thread() is not threading.main_thread():
         return  # ranks exchange values on the main thread only

@@ -4,18 +4,20 @@ This process can be forked: `bootstrap.cost.auto` has another one search where i
 process builds the model, without values and without a distribution. Of it a process is forked for
 each layout (ADR 47): the first rank of simulated ranks, which lays the model out. The process
 group, the names and the seeds of the caller stay as they are.
+
+Both levels are needed: to build a model for each layout took two fifths of the time, and what lays
+a model out cannot be undone in its process: names, process groups, plans of operators.
 """
 
-import multiprocessing
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import attrs
 
 from shardcore import bootstrap
+from shardcore.bootstrap.ranks.launching import result_or_error
 from shardcore.domain.cost.events import TracedStep
 from shardcore.domain.cost.layers import layer_steps
 from shardcore.domain.cost.machine import Machine
@@ -30,8 +32,6 @@ from shardcore.ports.policy import LayerFacts
 from shardcore.reporting.logs import log_of
 
 if TYPE_CHECKING:
-    from multiprocessing.sharedctypes import Synchronized
-
     from shardcore.adapters.cost.step_events import StepEvents
     from shardcore.binding.inspection.traced_step import RepeatedBlocks
     from shardcore.binding.inspection.without_values import BuiltModel
@@ -102,28 +102,28 @@ def steps(
             "Policy 'auto' traces steps in processes that are forked from this one, which has "
             "joined a job: call plan() before the first DeviceMesh, DataParallel or list_devices()."
         )
-    numbers_by_runs: dict[tuple[Run, ...], list[int]] = {}  # of jobs that trace the same blocks
-    for number, job in enumerate(jobs):
-        numbers_by_runs.setdefault(job.runs, []).append(number)
-    groups = [[jobs[number] for number in numbers] for numbers in numbers_by_runs.values()]
+    by_runs: dict[tuple[Run, ...], list[Job]] = {}  # jobs that trace the same blocks
+    for job in jobs:
+        by_runs.setdefault(job.runs, []).append(job)
+    groups = list(by_runs.values())
     results = _run_forked(
         lambda rank: _trace_on_model(groups[rank], request, machine, facts), len(groups)
     )
-    by_number = dict(zip(chain(*numbers_by_runs.values()), chain(*results), strict=True))
-    return [by_number[number] for number in range(len(jobs))]
+    left = dict(zip(by_runs, map(iter, results), strict=True))
+    return [next(left[job.runs]) for job in jobs]
 
 
 _JobSteps: TypeAlias = tuple[RankStep, ...] | None
 _Result = TypeVar("_Result")
 
 
-def _run_forked(work: Callable[[int], _Result | ShardcoreError], count: int) -> list[_Result]:
+def _run_forked(work: Callable[[int], _Result], count: int) -> list[_Result]:
     """Runs `work` in processes that are forked for it; raises its first error."""
     from shardcore.adapters.ranks.job import forked_ranks
     from shardcore.adapters.ranks.job.started_ranks import Case
 
     # The rules of a plan name layers as the next model of this process will.
-    case = Case(work, (), keeps_session=True)
+    case = Case(partial(result_or_error, work), (), keeps_session=True)
     values: list[_Result] = []
     for result in forked_ranks.run(case, count):
         if isinstance(result, ShardcoreError):
@@ -134,39 +134,19 @@ def _run_forked(work: Callable[[int], _Result | ShardcoreError], count: int) -> 
 
 def _trace_on_model(
     jobs: Sequence[Job], request: TraceRequest, machine: Machine, facts: LayerFacts
-) -> list[_JobSteps] | ShardcoreError:
-    """Traces jobs with the same blocks, which share a model; or returns the first error."""
+) -> list[_JobSteps]:
+    """Traces jobs with the same blocks, which share a model."""
     from shardcore.adapters.ranks.job import cores
 
-    processes = min(cores.available(), len(jobs))
-    begun = multiprocessing.get_context("fork").Value("i", 0)  # the jobs that a process took
-    try:
-        reinstall({})
-        model = _Model.of(jobs, request, machine, facts)
-        results = _run_forked(partial(_trace_next_jobs, model, begun), processes)
-    except ShardcoreError as error:
-        return error
-    by_number = {number: job_steps for some in results for number, job_steps in some.items()}
-    return [by_number[number] for number in range(len(jobs))]
-
-
-def _trace_next_jobs(
-    model: "_Model", begun: "Synchronized[int]", _rank: int
-) -> dict[int, _JobSteps] | ShardcoreError:
-    """Traces the jobs that this process takes, one after the other, by number."""
-    by_number: dict[int, _JobSteps] = {}
-    while True:
-        with begun.get_lock():
-            number = begun.value
-            begun.value += 1
-        if number >= len(model.jobs):
-            return by_number
-        if number and time.monotonic() > model.built_at + _PATIENCE:
-            logger.info("policy 'auto' traces layout %d of %d", number + 1, len(model.jobs))
-        try:
-            (by_number[number],) = _run_forked(partial(model.steps, model.jobs[number]), 1)
-        except ShardcoreError as error:
-            return error
+    reinstall({})
+    model = _Model.of(jobs, request, machine, facts)
+    results: list[_JobSteps] = []
+    while len(results) < len(jobs):
+        some = jobs[len(results) :][: cores.available()]
+        if results and time.monotonic() > model.built_at + _PATIENCE:
+            logger.info("policy 'auto' traces layout %d of %d", len(results) + 1, len(jobs))
+        results += _run_forked(partial(model.steps, some), len(some))
+    return results
 
 
 @attrs.frozen(eq=False)
@@ -174,9 +154,8 @@ class _Model:
     """A model without values. A process that is forked from this one traces its step.
 
     Args:
-        jobs: The traces, which all have the same blocks.
         built: The model.
-        trace: Opens the context in which it was built; records the step.
+        events: Opens the context in which it was built; records the step.
         blocks: Its blocks.
         request: The step.
         machine: The machine.
@@ -184,7 +163,6 @@ class _Model:
         built_at: When it was built.
     """
 
-    jobs: Sequence[Job]
     built: "BuiltModel"
     events: "StepEvents"
     blocks: "RepeatedBlocks"
@@ -208,17 +186,14 @@ class _Model:
             frozenset(names[path] for path in traced - left_out),
             frozenset(names[path] for path in left_out),
         )
-        events, sessions = StepEvents(), bootstrap.installation().binding.sessions
-        built = build_to_trace(request.build, request.batch, sessions, events, blocks)
-        return cls(jobs, built, events, blocks, request, machine, facts)
+        events = StepEvents()
+        built = build_to_trace(request.build, request.batch, events, blocks)
+        return cls(built, events, blocks, request, machine, facts)
 
-    def steps(self, job: Job, _rank: int) -> _JobSteps | ShardcoreError:
-        """Traces the step of a job, and extends it to its meshes; or returns the error."""
-        step: TracedStep | None
-        try:
-            step = self._trace(job.planned)
-        except ShardcoreError as error:
-            return error
+    def steps(self, jobs: Sequence[Job], number: int) -> _JobSteps:
+        """Traces the step of a job, and extends it to its meshes."""
+        job = jobs[number]
+        step: TracedStep | None = self._trace(job.planned)
         for run in job.runs if job.longer is None else job.longer:
             step = None if step is None else with_all_blocks(step, run)
         return None if step is None else tuple(self._rank_step(mesh, step) for mesh in job.meshes)

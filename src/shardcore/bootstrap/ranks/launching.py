@@ -85,7 +85,7 @@ def run_separately(call: str, function: Callable[..., _Result], *arguments: obje
     from shardcore.adapters.ranks.launch.new_ranks import fork_can_compute
     from shardcore.adapters.ranks.launch.payload import Rules
 
-    work = partial(_result_or_error, function)
+    work = partial(result_or_error, function)
     case = Case(work, arguments, keeps_session=True, passes_rank=False)
     if fork_can_compute():
         (result,) = forked_ranks.run(case, 1)
@@ -96,9 +96,10 @@ def run_separately(call: str, function: Callable[..., _Result], *arguments: obje
     return result
 
 
-def _result_or_error(
+def result_or_error(
     function: Callable[..., _Result], *arguments: object
 ) -> _Result | ShardcoreError:
+    """Calls `function`; returns its error for the process that started this one to raise."""
     try:
         return function(*arguments)
     except ShardcoreError as error:

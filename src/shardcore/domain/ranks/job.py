@@ -146,6 +146,18 @@ def resolve_job(
     return Job(_integer(rank), world_size, _integer(local_rank), address, port, source)
 
 
+def launched_job(environ: Mapping[str, str]) -> Job | None:
+    """Resolves the job of the launcher; also None for an error, which joining the job shows."""
+    with suppress(EnvironmentProblem):
+        return resolve_job(environ=environ)
+    return None
+
+
+def rank_variables(shared: Mapping[str, str], rank: int) -> dict[str, str]:
+    """Adds a rank of this host to the variables that all of them share, as torchrun does."""
+    return {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+
+
 def _find(name: str, argument: object, environ: Mapping[str, str], *names: str) -> _Setting | None:
     if argument is not None:
         return _Setting(argument, f"the argument {name}")

@@ -15,8 +15,8 @@ import torch
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.capture.recording.recorder import Recorder
-from shardcore.adapters.capture.source_line import source_line
 from shardcore.adapters.capture.trace import Call, Read, Trace, numbered, values
+from shardcore.adapters.source_line import source_line
 from shardcore.domain.capture import NotCaptured, TracesDiffer
 from shardcore.domain.errors import AuditError, EnvironmentProblem
 

@@ -14,8 +14,8 @@ import torch
 from shardcore.adapters import torch_private
 from shardcore.adapters.capture.recording import functions
 from shardcore.adapters.capture.recording.values import RecordedValues
-from shardcore.adapters.capture.source_line import source_line
 from shardcore.adapters.capture.trace import Call, Number, Read, Trace, Value
+from shardcore.adapters.source_line import source_line
 from shardcore.adapters.torch_private import Args, Kwargs
 from shardcore.ports.capture import Observer
 

@@ -15,7 +15,7 @@ from shardcore.adapters.capture.running import cuda_graphs
 from shardcore.adapters.capture.running.cuda_graphs import Function
 from shardcore.adapters.capture.running.generated import function_of, graph_of
 from shardcore.adapters.capture.trace import Call, Literals, Trace, numbered, values
-from shardcore.adapters.ranks.failure import heartbeats
+from shardcore.adapters.ranks.waiting import raise_if_late
 from shardcore.domain.capture import NotCaptured
 from shardcore.domain.errors import OtherRankFailed, describe_error
 from shardcore.reporting.logs import log_of
@@ -162,10 +162,8 @@ def compile_trace(
         try:
             return generated(*ready, *map(_detached, operands[count:]))
         except RuntimeError as error:
-            late = heartbeats.timed_out(error, f"a collective of a compiled step ({started})")
-            if late is None:
-                raise
-            raise late from error
+            raise_if_late(error, f"a collective of a compiled step ({started})")
+            raise
 
     return run
 

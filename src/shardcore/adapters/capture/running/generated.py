@@ -13,9 +13,9 @@ import torch
 from torch import fx
 
 from shardcore.adapters import torch_private
-from shardcore.adapters.capture.source_line import SourceLine
 from shardcore.adapters.capture.trace import Call, Literals, Number, Trace, Value, numbered, values
-from shardcore.adapters.ranks.failure import heartbeats
+from shardcore.adapters.ranks.waiting import raise_if_late
+from shardcore.adapters.source_line import SourceLine
 from shardcore.domain.capture import GuardFailed
 from shardcore.reporting.errors import CAPTURED
 from shardcore.reporting.logs import log_of
@@ -44,9 +44,7 @@ def function_of(trace: Trace, literals: Literals) -> Callable[..., tuple[torch.T
             if not 0 <= index < len(recorded):
                 raise
             collective, line = recorded[index]
-            late = heartbeats.timed_out(error, f"{collective} of a captured step ({line})")
-            if late is not None:
-                raise late from error
+            raise_if_late(error, f"{collective} of a captured step ({line})")
             error.add_note(f"In a captured step, where eagerly it is {line}")
             raise
         return made

@@ -17,10 +17,10 @@ import torch
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.operators.attention_call import AttentionCall
 from shardcore.adapters.engine.operators.composed import precise
-from shardcore.adapters.engine.redistribution_steps import wait
 from shardcore.adapters.engine.task import Parts
 from shardcore.adapters.engine.tensor import Form
 from shardcore.adapters.ranks.job.threads import check_thread
+from shardcore.adapters.ranks.waiting import wait
 from shardcore.adapters.torch_private import collectives, without_results
 from shardcore.domain.engine.ring import KeyBlock, visible_keys
 from shardcore.domain.layouts.layout import Layout

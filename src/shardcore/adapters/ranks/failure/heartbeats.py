@@ -57,9 +57,11 @@ def look(
 
 
 def _look_with_timeout(
-    connect: Callable[[], SignedStore], ranks: Sequence[int]
+    connect: Callable[[], SignedStore],
+    ranks: Sequence[int],
+    is_enough: Callable[[], bool] = lambda: False,
 ) -> Observation | None:
-    return within(_STORE_SECONDS, lambda: look(connect(), ranks))
+    return within(_STORE_SECONDS, lambda: look(connect(), ranks, is_enough))
 
 
 def describe_awaited(connect: Callable[[], SignedStore]) -> str:
@@ -71,18 +73,6 @@ def describe_awaited(connect: Callable[[], SignedStore]) -> str:
 def others() -> list[int]:
     """Lists all ranks but this one."""
     return [rank for rank in range(process_group.world_size()) if rank != process_group.rank()]
-
-
-def timed_out(error: Exception, collective: str) -> RankMismatchError | None:
-    """Builds the error of a rank that waited in vain in `collective`; None for another `error`."""
-    text = text_of(error).lower()
-    if "gloo" not in text or "timed out" not in text or process_group.is_simulated():
-        return None
-    return RankMismatchError(
-        f"Rank {process_group.rank()} waited {process_group.seconds(None):.0f} seconds in "
-        f"{collective} for {describe_awaited(exchange.store_for_thread)}. "
-        f"If it computes for so long, set {process_group.TIMEOUT_VARIABLE} to more seconds."
-    )
 
 
 def waited_in_graph() -> RankMismatchError:
@@ -117,9 +107,7 @@ def unmatched(
         return ""
     where = name_ended_ranks(ended)
     if not where and not is_enough() and any(phrase in text for phrase in _IN_VAIN):
-        seen = within(
-            _STORE_SECONDS, lambda: look(exchange.store_for_thread(), others(), is_enough)
-        )
+        seen = _look_with_timeout(exchange.store_for_thread, others(), is_enough)
         where = seen.late() if seen else ""
     if not where:
         return ""

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from shardcore.adapters.ranks.job import started_ranks
-from shardcore.adapters.ranks.job.started_ranks import REMEDY, Case, Failure, Rank, Workspace
+from shardcore.adapters.ranks.job.started_ranks import REMEDY, Case, ErrorReport, Rank, Workspace
 from shardcore.domain.errors import ArgumentProblem, MeshError, describe_error, text_of
-from shardcore.domain.ranks.job import resolve_job
+from shardcore.domain.ranks.job import rank_variables, resolve_job
 from shardcore.reporting.errors import say, show_error, strip_own_frames
 
 _Result = TypeVar("_Result")
@@ -143,7 +143,7 @@ def _end_with_parent() -> NoReturn:
 def _become_rank(case: Case[object], workspace: Workspace, rank: int) -> None:
     for name in [n for n in os.environ if n.startswith(LAUNCH_VARIABLES)]:
         del os.environ[name]
-    os.environ.update(workspace.environment, RANK=str(rank), LOCAL_RANK=str(rank))
+    os.environ.update(rank_variables(workspace.environment, rank))
     if "keras" in sys.modules and not case.keeps_session:
         sys.modules["keras"].utils.clear_session()
     if "torch" in sys.modules:
@@ -188,7 +188,7 @@ def report_of(rank: int, work: Callable[[], object], dump: Callable[[object], by
     except BaseException as error:  # noqa: BLE001 - SystemExit too: the parent reports it
         if os.getpid() != own:
             _end_fork(error)
-        report = pickle.dumps(("failure", Failure.of(rank, error)))
+        report = pickle.dumps(("failure", ErrorReport.of(rank, error)))
     return report
 
 
@@ -199,7 +199,7 @@ def _refuse(rank: int, value: object, error: Exception) -> bytes:
         got=f"one of type {type(value).__name__!r} ({describe_error(error)})",
         remedy=REMEDY,
     )
-    failure = Failure(rank, time.monotonic(), f"rank {rank} failed:\n{problem}\n")
+    failure = ErrorReport(rank, time.monotonic(), f"rank {rank} failed:\n{problem}\n")
     return pickle.dumps(("failure", failure))
 
 

@@ -67,21 +67,21 @@ class Workspace:
 
 
 @attrs.frozen
-class Failure:
-    """The error of a rank.
+class ErrorReport:
+    """The error of a rank, as the process that started it shows it.
 
     Args:
         rank: The rank.
         at: When it failed, in seconds of the clock of this host.
-        report: What is shown of it.
+        text: What is shown of it.
     """
 
     rank: int
     at: float
-    report: str
+    text: str
 
     @classmethod
-    def of(cls, rank: int, error: BaseException) -> "Failure":
+    def of(cls, rank: int, error: BaseException) -> "ErrorReport":
         """Formats the error of `rank` with the frames of the user."""
         strip_own_frames(error)
         return cls(rank, time.monotonic(), f"rank {rank} failed:\n{format_error(error)}")
@@ -141,7 +141,7 @@ class Rank:
     Args:
         rank: Its number.
         process: Its process.
-        pipe: It sends `("result", value)` or `("failure", Failure)`.
+        pipe: It sends `("result", value)` or `("failure", ErrorReport)`.
         streams: What it prints, if this process shows it.
     """
 
@@ -199,7 +199,7 @@ def collect(timeout: float | None, workspace: Workspace, ranks: Sequence[Rank]) 
     waiting = {rank.pipe: rank for rank in ranks}
     streams: list[Any] = [stream for rank in ranks for stream in rank.streams]
     results: dict[int, Any] = {}
-    failures: list[Failure] = []
+    failures: list[ErrorReport] = []
     while waiting:
         left = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
         ready = wait([*waiting, *streams], left)
@@ -220,7 +220,7 @@ def collect(timeout: float | None, workspace: Workspace, ranks: Sequence[Rank]) 
     failures += [_death_of(rank, workspace) for rank in waiting.values() if _has_ended(rank)]
     if failures:
         failures.sort(key=lambda failure: failure.at)
-        raise RankFailed(failures[0].rank, "\n".join(failure.report for failure in failures))
+        raise RankFailed(failures[0].rank, "\n".join(failure.text for failure in failures))
     if waiting:
         raise _timed_out(timeout, workspace, list(waiting.values()))
     return [results[rank] for rank in range(len(ranks))]
@@ -246,7 +246,7 @@ def _receive(rank: Rank, workspace: Workspace) -> tuple[str, Any]:
             f"rank {rank.rank} failed:\nits result cannot be unpickled in the process that "
             f"launched it: {REMEDY}.\n{format_error(error)}"
         )
-        return "failure", Failure(rank.rank, time.monotonic(), report)
+        return "failure", ErrorReport(rank.rank, time.monotonic(), report)
     return kind, value
 
 
@@ -254,11 +254,11 @@ def _has_ended(rank: Rank) -> bool:
     return rank.process.exitcode is not None
 
 
-def _death_of(rank: Rank, workspace: Workspace) -> Failure:
+def _death_of(rank: Rank, workspace: Workspace) -> ErrorReport:
     report = f"rank {rank.rank} ended without a result, exit code {rank.process.exitcode}\n"
     report += _crash_stacks(workspace.stacks(rank.rank))
     # Time 0: the errors of the other ranks follow from this one.
-    return Failure(rank.rank, 0.0, report)
+    return ErrorReport(rank.rank, 0.0, report)
 
 
 def _crash_stacks(stacks: Path) -> str:

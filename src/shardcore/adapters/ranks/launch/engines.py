@@ -17,7 +17,7 @@ import attrs
 
 from shardcore.adapters.ranks.job.forked_ranks import environment_of
 from shardcore.domain.errors import EnvironmentProblem
-from shardcore.domain.ranks.job import resolve_job
+from shardcore.domain.ranks.job import rank_variables, resolve_job
 from shardcore.reporting.status import EngineRank, EnginesStatus
 
 if TYPE_CHECKING:  # the notebook's process needs no torch for it
@@ -97,9 +97,7 @@ def join(client: Any, devices: int | None, become_rank: Callable[..., str]) -> E
     _refuse_strangers(numbers, facts)
     shared = environment_of(len(numbers))
     joining = [
-        client[number].apply_async(
-            become_rank, {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        )
+        client[number].apply_async(become_rank, rank_variables(shared, rank))
         for rank, number in enumerate(numbers)
     ]
     try:

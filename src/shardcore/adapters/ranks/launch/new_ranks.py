@@ -22,6 +22,7 @@ import attrs
 from shardcore.adapters.ranks.job import started_ranks
 from shardcore.adapters.ranks.job.forked_ranks import LAUNCH_VARIABLES
 from shardcore.adapters.ranks.job.started_ranks import Rank, Stream, Workspace
+from shardcore.domain.ranks.job import rank_variables
 
 # The module that an interpreter runs, with the words of `RankCall.words`.
 PROGRAM = "shardcore.bootstrap.ranks.launched"
@@ -132,8 +133,7 @@ def _environment(rank: int, workspace: Workspace, environment: Mapping[str, str]
     # It finds shardcore, and what that imports, as this process did; it then takes over `sys.path`.
     package = str(Path(__file__).parents[4])
     own["PYTHONPATH"] = os.pathsep.join([*filter(None, sys.path), package])
-    own_rank = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-    return {**own, **_BACKEND, **workspace.environment, **own_rank, **environment}
+    return {**own, **_BACKEND, **rank_variables(workspace.environment, rank), **environment}
 
 
 def has_devices() -> bool:

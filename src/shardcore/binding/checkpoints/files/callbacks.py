@@ -22,9 +22,13 @@ from shardcore.binding.ranks.collective_errors import raise_on_all_ranks
 from shardcore.binding.ranks.session import Session, Sessions
 from shardcore.binding.types import Original
 from shardcore.domain.errors import CallProblem, OtherRankFailed, name_file
+from shardcore.domain.scope import Scope
 
 # The functions of `keras.src.utils.file_utils` by which callbacks change a file system.
 WRITES = ("copy", "makedirs", "remove", "rmtree")
+
+# Whether this rank writes the files of the callback that runs; None outside of one.
+_writes_files = Scope[bool | None]("writes_files", default=None)
 
 
 @replaces(
@@ -62,8 +66,8 @@ def write_on_all_ranks(
             raise
 
     what = f"write the file of {name}" + (f" {path!r}" if path else "")
-    with _writing(callback, session, sessions):
-        raise_on_all_ranks(work, what, sessions, is_same_code=True)
+    with _writing(callback, session):
+        raise_on_all_ranks(work, what, session, is_same_code=True)
 
 
 @replaces(
@@ -78,12 +82,12 @@ def write_once_per_path(
     if session is None:
         original(callback, *args, **kwargs)
         return
-    with _writing(callback, session, sessions):
+    with _writing(callback, session):
         original(callback, *args, **kwargs)
 
 
 @contextmanager
-def _writing(callback: Callback, session: Session, sessions: Sessions) -> Iterator[None]:
+def _writing(callback: Callback, session: Session) -> Iterator[None]:
     """Opens a context in which the first rank of each path writes files. A collective."""
     path = keras_private.path_of_files(callback)
     is_writer = (
@@ -92,11 +96,8 @@ def _writing(callback: Callback, session: Session, sessions: Sessions) -> Iterat
         else saving.is_first_writer(saving.canonical_path(path), session)
     )
     vars(callback)["_shardcore_is_writer"] = is_writer
-    before, sessions.is_writer = sessions.is_writer, is_writer
-    try:
+    with _writes_files(is_writer):
         yield
-    finally:
-        sessions.is_writer = before
 
 
 @replaces(
@@ -275,7 +276,8 @@ def show_once(
 
 
 def _is_writer(sessions: Sessions) -> bool:
-    return not _is_other_rank(sessions) if sessions.is_writer is None else sessions.is_writer
+    is_writer = _writes_files.now()
+    return not _is_other_rank(sessions) if is_writer is None else is_writer
 
 
 def _is_other_rank(sessions: Sessions) -> bool:

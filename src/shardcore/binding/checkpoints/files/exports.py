@@ -22,6 +22,7 @@ from shardcore.binding.keras_private.variables import set_tensor, tensor_of
 from shardcore.binding.ranks import collective_errors
 from shardcore.binding.ranks.session import Session, Sessions
 from shardcore.binding.types import FilePath, Original
+from shardcore.domain.scope import Scope
 
 # Formats of one file, which can be renamed when it is complete.
 _ONE_FILE = ("litert", "onnx", "torch")
@@ -61,7 +62,7 @@ def export(
     session.processes.barrier("exporting a model")
     is_writer = saving.is_first_writer(saving.canonical_path(path), session)
     with _unsharded(model, session, is_writer):
-        collective_errors.raise_on_all_ranks(work, f"export {path!r}", sessions)
+        collective_errors.raise_on_all_ranks(work, f"export {path!r}", session)
 
 
 @contextmanager
@@ -83,16 +84,15 @@ def _unsharded(model: Model, session: Session, is_full: bool) -> Iterator[None]:
             set_tensor(variable, value)
 
 
-@attrs.define(eq=False)
-class TransformersExport:
-    """The functions of keras-hub's exporter that shardcore replaces.
+# Whether this rank writes the files of the export for Transformers that runs; None if none runs.
+_writes_export = Scope[bool | None]("writes_export", default=None)
 
-    Attributes:
-        writes: Whether this rank writes the files of the export that runs; None if none runs.
-    """
+
+@attrs.frozen(eq=False)
+class TransformersExport:
+    """The functions of keras-hub's exporter that shardcore replaces."""
 
     sessions: Sessions
-    writes: bool | None = attrs.field(default=None, init=False)
 
     def replacements(self) -> dict[str, Callable[[Any], Any]]:
         """Wraps functions of keras-hub, by name: each takes the old one, and gives the new one."""
@@ -108,35 +108,33 @@ class TransformersExport:
         self, original: Original, model: Model, path: FilePath, *args: object, **kwargs: object
     ) -> None:
         session = saving.sharding_session(model, self.sessions)
-        if session is None or self.sessions.collective_work is not None:
+        if session is None or collective_errors.is_in_collective_work():
             original(model, path, *args, **kwargs)
             return
         canonical = saving.canonical_path(str(path))
         session.processes.barrier("exporting a model for Transformers")
-        self.writes = saving.is_first_writer(canonical, session)
-        try:
-            work = partial(original, model, path, *args, **kwargs)
-            collective_errors.raise_on_all_ranks(work, f"export {canonical!r}", self.sessions)
-        finally:
-            self.writes = None
+        work = partial(original, model, path, *args, **kwargs)
+        with _writes_export(saving.is_first_writer(canonical, session)):
+            collective_errors.raise_on_all_ranks(work, f"export {canonical!r}", session)
 
     def _tokenizer(self, original: Original, tokenizer: object, path: FilePath) -> None:
         """Exports a tokenizer, which is the same on all ranks."""
-        if self.writes is None and self.sessions.processes.world_size > 1:
+        writes, processes = _writes_export.now(), self.sessions.processes
+        if writes is None and processes.world_size > 1:
             work = partial(original, tokenizer, path)
-            collective_errors.raise_on_calling_ranks(
-                work, f"export {saving.canonical_path(str(path))!r}", self.sessions
-            )
-        elif self.writes is not False:
+            what = f"export {saving.canonical_path(str(path))!r}"
+            collective_errors.raise_on_calling_ranks(work, what, processes)
+        elif writes is not False:
             original(tokenizer, path)
 
     def _open(self, original: Original, file: FilePath, mode: str = "r", **options: object) -> Any:
         """Opens a file; ranks ask if one has failed, before they all-gather variables."""
-        opened = original(os.devnull if self.writes is False else file, mode, **options)
-        if self.writes is None or "b" not in mode:
+        writes = _writes_export.now()
+        opened = original(os.devnull if writes is False else file, mode, **options)
+        if writes is None or "b" not in mode:
             return opened
-        collective_errors.check_other_ranks(self.sessions)
-        return _Checked(opened, self.sessions)
+        collective_errors.check_other_ranks()
+        return _Checked(opened)
 
 
 @attrs.frozen(eq=False)
@@ -144,11 +142,10 @@ class _Checked:
     """A file whose writer asks, after each piece, whether another rank has failed."""
 
     file: IO[bytes]
-    sessions: Sessions
 
     def write(self, content: bytes) -> int:
         written = self.file.write(content)
-        collective_errors.check_other_ranks(self.sessions)
+        collective_errors.check_other_ranks()
         return written
 
     def __enter__(self) -> "_Checked":

@@ -6,7 +6,7 @@ A reader, or a crash, finds the old file or the new one, complete: see `write_fi
 import io
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,10 @@ from shardcore.binding.ranks.rank_consistency import variables_of
 from shardcore.binding.ranks.session import Session, Sessions
 from shardcore.binding.types import FilePath, Original
 from shardcore.domain.errors import name_file
+from shardcore.domain.scope import Scope
+
+# The attributes of the file of weights that a callback saves; None outside of one.
+weights_file_attributes = Scope[Mapping[str, str] | None]("weights_file_attributes", default=None)
 
 
 @replaces(
@@ -101,7 +105,7 @@ def open_store(
     """
     is_file = isinstance(path_or_io, str | os.PathLike) and archive is None and mode == "w"
     is_alone = sessions.processes.world_size == 1
-    if is_alone or not is_file or sessions.collective_work is not None:
+    if is_alone or not is_file or collective_errors.is_in_collective_work():
         original(store, path_or_io, archive=archive, mode=mode)
         return
     original(store, io.BytesIO(), mode=mode)
@@ -120,7 +124,8 @@ def close_store(sessions: Sessions, original: Original, store: Any) -> None:
         return
     content = store.path_or_io.getbuffer()
     save = partial(write_file, path, lambda unfinished: Path(unfinished).write_bytes(content))
-    collective_errors.raise_on_calling_ranks(save, f"save {canonical_path(path)!r}", sessions)
+    what = f"save {canonical_path(path)!r}"
+    collective_errors.raise_on_calling_ranks(save, what, sessions.processes)
 
 
 @replaces(
@@ -161,7 +166,7 @@ def _save(
         if makes_folder:
             os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)
         if one_file and not keras_private.is_remote(path):
-            write_file(path, lambda unfinished: _write_with_attributes(unfinished, write, sessions))
+            write_file(path, lambda unfinished: _write_with_attributes(unfinished, write))
         else:
             write(path)
 
@@ -170,21 +175,22 @@ def _save(
         return
     what = f"save {canonical_path(path)!r}"
     is_sharded = any(map(_is_sharded, variables_of(model)))
-    if session is None or not (is_sharded or collective_errors.do_all_ranks_run_this(sessions)):
-        collective_errors.raise_on_calling_ranks(save, what, sessions)
+    if session is None or not (is_sharded or collective_errors.do_all_ranks_run_this()):
+        collective_errors.raise_on_calling_ranks(save, what, sessions.processes)
         return
     session.processes.barrier("saving a model")
     is_writer = is_first_writer(canonical_path(path), session)
-    collective_errors.raise_on_all_ranks(save if is_writer else attend, what, sessions)
+    collective_errors.raise_on_all_ranks(save if is_writer else attend, what, session)
 
 
-def _write_with_attributes(path: str, write: Callable[..., None], sessions: Sessions) -> None:
+def _write_with_attributes(path: str, write: Callable[..., None]) -> None:
     """Writes a file of weights, with the state that a callback saves in it."""
     write(path)
-    if sessions.weights_file_attributes:
+    attributes = weights_file_attributes.now()
+    if attributes is not None:
         # By default an attribute has at most 64 KiB.
         with h5py.File(path, "r+", libver="latest") as file:
-            file.attrs.update(sessions.weights_file_attributes)
+            file.attrs.update(attributes)
 
 
 def canonical_path(path: str) -> str:

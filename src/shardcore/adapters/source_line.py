@@ -13,7 +13,7 @@ from shardcore.adapters import torch_private
 from shardcore.ports.measurement import layer_scope
 
 # The folders of torch and shardcore.
-_PACKAGES = str(Path(torch.__file__).parent), str(Path(__file__).parents[2])
+_PACKAGES = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
 # Keras' files that convert, read and assign what their caller names: the caller's line says more.
 _CONVERSIONS = tuple(
     os.path.join("keras", "src", *path)
