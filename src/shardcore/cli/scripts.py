@@ -81,7 +81,7 @@ def build_model(script: ModuleType, name: str) -> Any:
     if not model.built:
         raise UsageError(
             f"{name}() of {script.__file__} returned a model that is not built, so it has no "
-            "variables yet: give it an Input, call it on a batch, or call model.build(shape)"
+            "variables yet: give it an Input, or call it on a batch"
         )
     return model
 

@@ -75,8 +75,8 @@ def tensors_of(model: keras.Model, session: Session | None) -> list[StateTensor]
     """
     if not model.built:
         raise CheckpointError(
-            f"Model {model.name!r} is not built, so it has no variables: give it an Input, call it "
-            "on a batch, or call model.build(shape).",
+            f"Model {model.name!r} is not built, so it has no variables: give it an Input, or "
+            "call it on a batch.",
             name=model.name,
         )
     keys = keras_private.weight_keys(model)

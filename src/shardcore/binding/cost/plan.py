@@ -279,7 +279,7 @@ def _describe_checked(model: object, what: str) -> LayerFacts:
     if not model.built or not model.variables:
         raise PolicyError(
             f"{what}, {model.name!r}, is not built, so it has no variables yet: give it an Input, "
-            "call it on a batch, or call model.build(shape).",
+            "or call it on a batch.",
             name=model.name,
         )
     return describe(model)

@@ -24,12 +24,12 @@ def without_repeated_calls(trace: Trace, literals: Literals) -> Trace:
         trace: A step.
         literals: Its constants.
     """
-    names = _Repeats(trace, _equal_literals(trace, literals)).find()
+    repeats = _Repeats(trace, _equal_literals(trace, literals))
+    calls = [call for index, call in enumerate(trace.calls) if not repeats.drops(call, index)]
+    names = repeats.names
     if not names:
         return trace
-    new_trace = trace.with_calls(
-        rename_call(call, names) for call in trace.calls if names.keys().isdisjoint(call.results)
-    )
+    new_trace = trace.with_calls(rename_call(call, names) for call in calls)
     new_trace.outputs = rename_values(trace.outputs, names)
     new_trace.share(names)
     return without_dead_code(new_trace)
@@ -56,7 +56,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 @attrs.define(eq=False)
 class _Repeats:
-    """Finds the results that are there already, in one walk over the calls.
+    """Finds the calls whose results are there already, asked for each in order.
 
     Args:
         trace: A step.
@@ -78,22 +78,21 @@ class _Repeats:
         outputs = self.trace.memories(values(self.trace.outputs))
         self._changing = self.trace.overwritten() | outputs
 
-    def find(self) -> dict[Value, Value]:
-        """Returns `names`, with all results that are there already."""
-        for index, call in enumerate(self.trace.calls):
-            self._writes.update(self.trace.memories(call.writes))
-            key = self._key(call)
-            if key is None:
-                continue
-            first = self._first.setdefault(key, call)
-            if first is not call:
-                self._equal |= zip(call.results, first.results, strict=True)
-            latest = self._latest.setdefault(key, call)
-            if latest is not call and self._is_there(latest, call, index):
-                self._read_instead(latest, call)
-            else:
-                self._latest[key] = call
-        return self.names
+    def drops(self, call: Call, index: int) -> bool:
+        """Tells whether the results of the call at `index` are there already, and notes them."""
+        self._writes.update(self.trace.memories(call.writes))
+        key = self._key(call)
+        if key is None:
+            return False
+        first = self._first.setdefault(key, call)
+        if first is not call:
+            self._equal |= zip(call.results, first.results, strict=True)
+        latest = self._latest.setdefault(key, call)
+        if latest is call or not self._is_there(latest, call, index):
+            self._latest[key] = call
+            return False
+        self._read_instead(latest, call)
+        return True
 
     def _key(self, call: Call) -> Hashable | None:
         """Describes what a call computes; None if another such call may give something else."""

@@ -95,8 +95,15 @@ def repeated(draw, pool):
     return [(x.sigmoid() * torch.tensor(2.0)).detach(), x.sigmoid() * torch.tensor(2.0)]
 
 
+def of_constants(draw, pool):
+    """A product with a table of constants, which may be a result, or written into."""
+    table = (torch.arange(3.0) * torch.tensor(0.5)).cos()
+    parts = draw.choice([[], [table], [table[1:], table.mul_(2)]])
+    return [one(pool, draw, is_whole) * table, *parts]
+
+
 OPERATORS = [pointwise, alone, scaled, row, part, turned, image, viewed, written]
-OPERATORS += [of_a_list, repeated]
+OPERATORS += [of_a_list, repeated, of_constants]
 
 
 def better(trace):

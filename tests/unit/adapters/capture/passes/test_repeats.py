@@ -88,6 +88,15 @@ def test_views_of_what_steps_write_into_are_made_once():
     assert left(step, X) == ["t", "mm", "mul_", "mm", "add"]
 
 
+def test_a_write_through_a_view_that_repeats_another_stays():
+    def step(x):
+        first, second = x.chunk(3, 1), x.chunk(3, 1)
+        second[1].mul_(2)
+        return first[1] + second[0]
+
+    assert left(step, X) == ["split", "mul_", "add"]
+
+
 def test_results_of_several_tensors_are_dropped_together():
     def step(x):
         (a, b), (c, d) = x.max(1), x.max(1)
