@@ -129,7 +129,7 @@ def test_a_plan_chooses_the_mesh_and_the_policy(target):
     code, out, _ = command(*words, "--json")
     ranking = json.loads(out)["ranking"]
     seconds = [each["cost"]["seconds"] for each in ranking["priced"]]
-    assert len(seconds) == 6
+    assert len(seconds) == 2  # the others shard nothing over an axis, or nothing else
     assert seconds == sorted(seconds)
     code, out, err = command(*words, "--memory", "10B")
     assert (code, out) == (1, "")

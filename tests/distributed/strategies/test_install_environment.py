@@ -158,7 +158,8 @@ def test_a_newer_torch_that_fits_is_installed_with_one_warning():
         "[shardcore rank 0] torch 2.99.0 is newer than 2.15, the newest tested release. The "
         "self-check found nothing that does not fit.\n"
     )
-    assert forked(program, RANK="1").stderr == ""
+    job = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
+    assert forked(program, **job, MASTER_PORT="1").stderr == ""
 
 
 NOT_FITTING = """
