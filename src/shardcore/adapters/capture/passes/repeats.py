@@ -41,7 +41,7 @@ def _equal_literals(trace: Trace, literals: Literals) -> dict[Value, Value]:
     for number, tensor in literals.items():
         value = numbered(number)
         if trace.memory[number] not in overwritten and _is_plain(tensor):
-            content = tensor.cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+            content = tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
             earlier = first.setdefault((trace.form(value), content), value)
             if earlier is not value:
                 names[value] = earlier
