@@ -163,12 +163,12 @@ def with_channels_first(original: Original, images: Any, **options: object) -> A
     "keras.src.backend.torch.numpy:power",
     reason="Makes a tensor of a number: a power by logarithms, and a gradient of six operators.",
 )
-def power(original: Original, x: Any, exponent: Any) -> Any:
+def power(original: Original, x: object, exponent: object) -> Any:
     """Replaces `power`: torch squares a tensor for the exponent 2, as in the norm of a Llama."""
-    is_number = type(exponent) in (int, float)
+    if not isinstance(x, torch.Tensor) or not isinstance(exponent, int | float):
+        return original(x, exponent)
     # Of a tensor without dims Keras makes the type of the exponent.
-    is_plain = isinstance(x, torch.Tensor) and x.is_floating_point() and x.ndim > 0
-    return torch.pow(x, exponent) if is_number and is_plain else original(x, exponent)
+    return torch.pow(x, exponent) if x.is_floating_point() and x.ndim else original(x, exponent)
 
 
 def _add_at(indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
