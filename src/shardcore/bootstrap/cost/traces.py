@@ -5,8 +5,8 @@ process builds the model, without values and without a distribution. Of it a pro
 each layout (ADR 47): the first rank of simulated ranks, which lays the model out. The process
 group, the names and the seeds of the caller stay as they are.
 
-Both levels are needed: to build a model for each layout took two fifths of the time, and what lays
-a model out cannot be undone in its process: names, process groups, plans of operators.
+Both levels of forks are needed. To build the model again for each layout took two fifths of the
+time, and to lay it out changes names, process groups and plans, which its process cannot undo.
 """
 
 import time

@@ -170,9 +170,9 @@ def passes_of(
     return (
         Pass(cleanup.with_constant_loss_seed, gives={Fact.UNREAD_LOSS}),
         Pass(cleanup.without_dead_code),
-        *((DONATED_INPUTS, DIRECT_VIEWS, *once) if may_write else ()),
+        *((DONATED_INPUTS, DIRECT_VIEWS) if may_write else ()),
         *(of_communication if sends else ()),
-        *((OPERANDS_REUSED,) if may_write else ()),
+        *((*once, OPERANDS_REUSED) if may_write else ()),
         *((MEMORY_FOR_GATHERS,) if may_write and sends else ()),
     )
 

@@ -1,4 +1,4 @@
-"""Computes what depends on constants alone when a program is made, and not in each run."""
+"""Computes once, when a program is made, what depends on constants alone."""
 
 import torch
 

@@ -56,7 +56,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 @attrs.define(eq=False)
 class _Repeats:
-    """Finds the calls whose results are there already, asked for each in order.
+    """Finds the calls whose results exist already; `drops` is asked for each call, in order.
 
     Args:
         trace: A step.
