@@ -259,15 +259,17 @@ def _replace(calls: dict[Callable[..., Any], Callable[..., Any]], undo: ExitStac
     replacements = {
         id(original): _with_original(original, call) for original, call in calls.items()
     }
-    for module in list(sys.modules.values()):
+    for name, module in list(sys.modules.items()):
         # Other kinds of modules load what is asked for. Of torch `to_dlpack` and `fully_shard` are
         # where users import them from; other libraries have thousands of modules without them.
-        if type(module) is not ModuleType or not _may_have_imported(module):
+        if type(module) is not ModuleType or not _may_have_imported(name, module):
             continue
-        for name, value in list(vars(module).items()):
+        if replacements.keys().isdisjoint(map(id, vars(module).values())):
+            continue
+        for key, value in list(vars(module).items()):
             if id(value) in replacements:
-                undo.callback(setattr, module, name, value)
-                setattr(module, name, replacements[id(value)])
+                undo.callback(setattr, module, key, value)
+                setattr(module, key, replacements[id(value)])
 
 
 def _with_original(original: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
@@ -278,7 +280,10 @@ def _with_original(original: Callable[..., Any], call: Callable[..., Any]) -> Ca
     return replacement
 
 
-def _may_have_imported(module: ModuleType) -> bool:
+def _may_have_imported(name: str, module: ModuleType) -> bool:
+    if name in _MODULES_OF_TORCH:
+        return True
+    if name.partition(".")[0] in sys.stdlib_module_names or name == __name__:
+        return False
     file = getattr(module, "__file__", None) or ""
-    is_of_library = "site-packages" in file or "dist-packages" in file or file == __file__
-    return module.__name__ in _MODULES_OF_TORCH or not is_of_library
+    return "site-packages" not in file and "dist-packages" not in file
