@@ -1,13 +1,13 @@
 """Settings that every test shares."""
 
 import os
+import tomllib
 import warnings
+from pathlib import Path
 from unittest import mock
 
 import pytest
 from hypothesis import settings
-
-from tests.long_tests import LONG_TESTS
 
 # Before anybody imports Keras: the backend that this project is about.
 os.environ["KERAS_BACKEND"] = "torch"
@@ -21,9 +21,10 @@ settings.load_profile("shardcore")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks the tests that `make test` leaves out."""
+    table = tomllib.loads(Path(__file__).with_name("long_tests.toml").read_text())
     for item in items:
         names = item.nodeid, item.nodeid.partition("[")[0], item.nodeid.partition("::")[0]
-        if any(name.endswith(tuple(LONG_TESTS)) for name in names):
+        if any(name.endswith(tuple(table)) for name in names):
             item.add_marker("long")
 
 

@@ -10,14 +10,13 @@ import numpy as np
 import torch
 
 import shardcore
+from tests.distributed.interpreter_events import follow
 from tests.distributed.programs import IS_ON_GPU, distribute
 
 ROWS, STEPS = 8, 7
 calls = []  # of the Python of a model, which a captured step does not run
 CALLED = "shardcore.tests.called"
 CALL = inspect.unwrap(keras.Layer.__call__).__code__
-# A step that changed a variable of Python would not be captured: the interpreter counts for it.
-sys.addaudithook(lambda event, args: calls.append(args[0]) if event == CALLED else None)
 
 
 def is_real(x):
@@ -30,6 +29,7 @@ class Spy(keras.layers.Layer):
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
+        follow(CALLED, calls)
         self.factors = [1.0, 1.0]
 
     def call(self, x):

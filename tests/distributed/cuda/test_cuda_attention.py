@@ -12,6 +12,7 @@ from torch.nn import functional
 import shardcore
 from shardcore.testing import count_collectives, run_ranks
 from tests import cuda_attention
+from tests.distributed.interpreter_events import follow
 from tests.distributed.programs import as_arrays, assert_close, distribute, placements
 from tests.fallbacks import fallbacks
 
@@ -140,8 +141,6 @@ def test_with_dropout_every_rank_computes_all_heads():
 
 
 ATTENDED, ran = "shardcore.tests.attended", []
-# A step that changed a variable of Python would not be captured: the interpreter counts for it.
-sys.addaudithook(lambda event, _: ran.append(event) if event == ATTENDED else None)
 
 
 def attend(kind, query, key, value, attn_mask=None, is_causal=False, scale=None):
@@ -160,6 +159,7 @@ def block(causal):
 
 def trained(causal):
     """Losses and weights after six steps."""
+    follow(ATTENDED, ran)
     rng, model = np.random.default_rng(3), block(causal)
     x, y = rng.normal(size=(6, 4, 6, 8)), rng.normal(size=(6, 4, 6, 3))
     losses = [model.train_on_batch(*each) for each in zip(x, y, strict=True)]

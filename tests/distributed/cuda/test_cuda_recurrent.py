@@ -23,6 +23,7 @@ from tests.distributed.cuda.recurrent_cases import (
     on_cpu,
     results,
 )
+from tests.distributed.interpreter_events import follow
 from tests.distributed.programs import AXES, as_arrays, assert_close, distribute, placements
 from tests.fallbacks import fallbacks
 
@@ -210,12 +211,11 @@ class Recurrent(keras.layers.Layer):
 
 
 RECURRED, ran = "shardcore.tests.recurred", []
-# A step that changed a variable of Python would not be captured: the interpreter counts for it.
-sys.addaudithook(lambda event, _: ran.append(event) if event == RECURRED else None)
 
 
 def trained(run):
     """Losses and weights after six steps."""
+    follow(RECURRED, ran)
     keras.utils.set_random_seed(7)
     Recurrent.run = staticmethod(run)
     x = keras.Input((5, 8))
