@@ -188,6 +188,10 @@ class StepCapture(Protocol[TensorT_contra]):
     def metadata_of(self) -> Callable[[Any], tuple[Any, ...]]:
         """Reads what changes of a tensor without an operator: its gradient's flag, its hooks."""
 
+    @property
+    def dict_version(self) -> Callable[[dict[Any, Any]], int]:
+        """Numbers the states of a dict: as long as it is not changed, its number is the same."""
+
     def generator(self, seed: TensorT_contra) -> Any:
         """Makes a random generator, seeded with the value of the plain tensor `seed`."""
 

@@ -45,6 +45,7 @@ from shardcore.adapters.torch_private.operators import writes_first as writes_fi
 from shardcore.adapters.torch_private.operators import writes_others as writes_others
 from shardcore.adapters.torch_private.operators import writing_into as writing_into
 from shardcore.adapters.torch_private.operators import written_operands as written_operands
+from shardcore.adapters.torch_private.tensors import DICT_VERSION as DICT_VERSION
 from shardcore.adapters.torch_private.tensors import METADATA_OF as METADATA_OF
 from shardcore.adapters.torch_private.tensors import NO_TORCH_FUNCTION as NO_TORCH_FUNCTION
 from shardcore.adapters.torch_private.tensors import accumulating_leaf as accumulating_leaf

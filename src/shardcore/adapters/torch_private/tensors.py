@@ -130,6 +130,11 @@ METADATA_OF: Callable[[torch.Tensor], tuple[Any, ...]] = attrgetter(
 )
 
 
+# Numbers the states of a dict, which no public name of Python does. Of an empty dict that another
+# updates, Python 3.12 and later tell the watcher of torch nothing (torch 2.10 to 2.15).
+DICT_VERSION: Callable[[dict[Any, Any]], int] = torch._C._dynamo.guards.dict_version
+
+
 def identity_of(generator: torch.Generator) -> int:
     """Identifies the generator while it exists.
 

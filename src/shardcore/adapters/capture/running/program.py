@@ -183,6 +183,11 @@ class TraceCapture:
         """Reads what changes of a tensor without an operator: its gradient's flag, its hooks."""
         return torch_private.METADATA_OF
 
+    @property
+    def dict_version(self) -> Callable[[dict[Any, Any]], int]:
+        """Numbers the states of a dict: as long as it is not changed, its number is the same."""
+        return torch_private.DICT_VERSION
+
     def generator(self, seed: torch.Tensor) -> torch.Generator:
         """Makes a generator with the value of `seed`; a trace has it as one call."""
         recorder = recording()

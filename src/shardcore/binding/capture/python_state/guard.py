@@ -54,7 +54,7 @@ class PythonGuard:
         Raises:
             NotCaptured: If the step reads what cannot be compared.
         """
-        watched = watch_state(trainer, called, capture.metadata_of, closures)
+        watched = watch_state(trainer, called, capture, closures)
         for registry in capture.hook_registries():
             watched.add_size(registry, "a hook of all torch modules")
         watched.seal()

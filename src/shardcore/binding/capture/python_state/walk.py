@@ -8,13 +8,14 @@ import builtins
 import decimal
 import logging
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import attrs
 import numpy as np
+import torch
 
 from shardcore.binding import keras_private
 from shardcore.binding.capture.python_state import code_facts, readers, rules
@@ -25,12 +26,13 @@ from shardcore.binding.capture.python_state.watched import WatchedValues
 from shardcore.binding.capture.signatures import Closures
 from shardcore.binding.ranks.rank_consistency import variables_of
 from shardcore.domain.capture import NotCaptured
+from shardcore.ports.capture import StepCapture
 
 
 def watch_state(
     trainer: Any,
     called: ObservedCalls,
-    metadata_of: Callable[[Any], tuple[Any, ...]],
+    capture: StepCapture[torch.Tensor],
     closures: Closures | None = None,
 ) -> WatchedValues:
     """Walks to all that the steps of `trainer`, which call the functions `called`, may read.
@@ -38,7 +40,7 @@ def watch_state(
     Args:
         trainer: The model.
         called: The functions.
-        metadata_of: Reads what changes of a tensor without an operator.
+        capture: Reads what changes of tensors and dicts.
         closures: Of a function that each call makes again: the objects in them. Their key is
             compared elsewhere.
 
@@ -48,7 +50,7 @@ def watch_state(
     captured = closures or Closures.of()
 
     def walk_by(names: frozenset[str] | None) -> _StepWalk:
-        walk = _StepWalk(called, names, WatchedValues(metadata_of))
+        walk = _StepWalk(called, names, WatchedValues(capture.metadata_of, capture.dict_version))
         called.check_calls()
         walk.visit_model(trainer)
         walk.visit_objects(captured.objects)

@@ -23,30 +23,60 @@ class Change:
     is_new_attribute: bool = False  # whether it is the number of attributes of a library's object
 
 
+@attrs.frozen(eq=False)
+class _Group:
+    """Values that one call reads, and what they were.
+
+    Args:
+        read: Reads them.
+        values: What they were.
+        title: Names them, or what has them as `keys`.
+        keys: The keys of values of a dict.
+    """
+
+    read: Callable[[], Iterable[Any]]
+    values: tuple[Any, ...]
+    title: str
+    keys: tuple[Any, ...] = ()
+
+    def is_unchanged(self) -> bool:
+        return all(map(is_, self.read(), self.values))
+
+    def changed_names(self) -> Iterable[str]:
+        """Yields the names of the values that are not equal to what they were."""
+        try:
+            values = tuple(self.read())
+        except KeyError:
+            values = ()
+        for position, then in enumerate(self.values):
+            if position >= len(values) or not _is_equal(values[position], then):
+                yield _shown(self.title, self.keys[position]) if self.keys else self.title
+
+
 @attrs.define(eq=False)
 class WatchedValues:
     """Values that the code of a step may read, in lists that calls of C alone compare.
 
     A guard of an object is the length of its `__dict__`, the identity of the values of its keys,
-    and its class: with the same length and all keys there, no other key is there.
+    and its class: with the same length and all keys there, no other key is there. A dict that has
+    the version of then has these values: to look them up takes half the time of a guard.
 
     Args:
         metadata_of: Reads what changes of a tensor without an operator.
+        dict_version: Numbers the states of a dict.
     """
 
     metadata_of: Callable[[Any], tuple[Any, ...]]
+    dict_version: Callable[[dict[Any, Any]], int]
 
-    # By values: what reads several of them, the values, and their names.
-    _readers: list[Callable[[], Iterable[Any]]] = attrs.field(factory=list, init=False)
-    _values: list[Any] = attrs.field(factory=list, init=False)
-    _names: list[tuple[str, str]] = attrs.field(factory=list, init=False)
-    _addresses: bytes = attrs.field(default=b"", init=False)  # of the values, once all are added
-    # Containers whose members are compared: their iterators, and the members, one after another.
-    _iterators: list[Callable[[], Iterable[Any]]] = attrs.field(factory=list, init=False)
+    # Dicts, their versions, and the values of each.
+    _dicts: list[dict[Any, Any]] = attrs.field(factory=list, init=False)
+    _versions: list[int] = attrs.field(factory=list, init=False)
+    _dict_values: list[_Group] = attrs.field(factory=list, init=False)
+    # Other values, and their addresses, once all are added.
+    _groups: list[_Group] = attrs.field(factory=list, init=False)
+    _addresses: bytes = attrs.field(default=b"", init=False)
     _alive: list[tuple[Any, ...]] = attrs.field(factory=list, init=False)
-    _flat: list[Any] = attrs.field(factory=list, init=False)
-    _member_addresses: bytes = attrs.field(default=b"", init=False)
-    _member_names: list[str] = attrs.field(factory=list, init=False)
     # Containers whose length is compared.
     _empty: list[tuple[Change, Any]] = attrs.field(factory=list, init=False)
     _empties: list[Any] = attrs.field(factory=list, init=False)
@@ -73,18 +103,15 @@ class WatchedValues:
         """Adds entries of a dict, or of the namespace of a class."""
         if not keys:
             return
-        if len(keys) == 1:
-            keys *= 2  # `itemgetter` gives a tuple only for several
-        self._readers.append(partial(itemgetter(*keys), holder))
-        self._values += [holder[key] for key in keys]
-        self._names += [(title, key) for key in keys]
+        several = keys * 2 if len(keys) == 1 else keys  # for one, `itemgetter` gives no tuple
+        values = tuple(holder[key] for key in several)
+        self._add_group(
+            _Group(partial(itemgetter(*several), holder), values, title, several), holder
+        )
 
     def add_results(self, read: Callable[[], tuple[Any, ...]], name: str) -> None:
         """Adds the values that a function reads at once."""
-        values = read()
-        self._readers.append(read)
-        self._values += values
-        self._names += [(name, "")] * len(values)
+        self._add_group(_Group(read, tuple(read()), name))
 
     def add_result(self, read: Callable[[], Any], name: str) -> None:
         """Adds the value that a function reads; it may raise ValueError or AttributeError."""
@@ -99,13 +126,17 @@ class WatchedValues:
         self.add_size(container, name)
         if not container:
             return
-        views: list[Any] = [container]
-        if issubclass(type(container), dict):
-            views = [container.keys(), container.values()]
-        for view in views:
-            self._iterators.append(view.__iter__)
-            self._flat += view
-            self._member_names.append(name)
+        is_dict = issubclass(type(container), dict)
+        read = partial(_keys_and_values, container) if is_dict else container.__iter__
+        self._add_group(_Group(read, tuple(read()), name), container)
+
+    def _add_group(self, group: _Group, holder: object = None) -> None:
+        if type(holder) is dict:  # another class may keep its values elsewhere
+            self._dicts.append(holder)
+            self._versions.append(self.dict_version(holder))
+            self._dict_values.append(group)
+        else:
+            self._groups.append(group)
 
     def add_identities(self, read: Callable[[], Iterable[Any]], name: str) -> None:
         """Adds the members of a container of another class, which `read` iterates over."""
@@ -157,8 +188,7 @@ class WatchedValues:
 
     def seal(self) -> None:
         """Notes the addresses of what was added; nothing is added afterwards."""
-        self._addresses = _addresses_of(self._values, len(self._values))
-        self._member_addresses = _addresses_of(self._flat, len(self._flat))
+        self._addresses = _addresses_of(group.values for group in self._groups)
 
     def is_unchanged(self) -> bool:
         """Compares all of it, once it is sealed.
@@ -168,21 +198,30 @@ class WatchedValues:
         `__eq__` of the user, and takes 1 for True.
         """
         try:
-            values = chain.from_iterable([read() for read in self._readers])
-            members = chain.from_iterable([iterate() for iterate in self._iterators])
             return (
                 not any(self._empties)
                 and list(map(len, self._sized)) == self._sizes
                 and list(map(type, self._owners)) == self._kinds
                 and all(map(is_, [read() for read in self._namespace_readers], self._namespaces))
-                and _addresses_of(values, len(self._values)) == self._addresses
-                and _addresses_of(members, len(self._flat)) == self._member_addresses
+                and self._are_dicts_unchanged()
+                and _addresses_of([group.read() for group in self._groups]) == self._addresses
                 and list(map(self.metadata_of, self._leaves)) == self._leaf_states
                 and False not in [copy() == then for _, copy, then in self._contents]
             )
         # A key was deleted; a container changes meanwhile; the bases of a class were replaced.
         except (KeyError, RuntimeError, TypeError, ValueError):
             return False
+
+    def _are_dicts_unchanged(self) -> bool:
+        versions = list(map(self.dict_version, self._dicts))
+        if versions == self._versions:
+            return True
+        pairs = zip(versions, self._versions, strict=True)
+        changed = [position for position, (now, then) in enumerate(pairs) if now != then]
+        if not all(self._dict_values[position].is_unchanged() for position in changed):
+            return False
+        self._versions = versions  # other keys have changed, or values were set and set back
+        return True
 
     def changes(self) -> Iterable[Change]:
         """Yields the changes; a new number equal to the old one is none."""
@@ -195,7 +234,8 @@ class WatchedValues:
         for name, owner, kind in zip(self._owner_names, self._owners, self._kinds, strict=True):
             if type(owner) is not kind:
                 yield f"the class of {name}"
-        yield from self._changed_values()
+        for group in chain(self._dict_values, self._groups):
+            yield from group.changed_names()
         dicts = zip(self._namespace_names, self._namespace_readers, self._namespaces, strict=True)
         yield from (f"the `__dict__` of {name}" for name, read, then in dicts if read() is not then)
         tensors = zip(self._leaf_names, self._leaves, self._leaf_states, strict=True)
@@ -206,30 +246,14 @@ class WatchedValues:
         )
         yield from (name for name, copy, then in self._contents if copy() != then)
 
-    def _changed_values(self) -> Iterable[str]:
-        position = 0
-        for read in self._readers:
-            try:
-                values = tuple(read())
-            except KeyError:
-                yield _shown(*self._names[position])
-                return
-            for value in values:
-                if not _is_equal(value, self._values[position]):
-                    yield _shown(*self._names[position])
-                position += 1
-        position = 0
-        for name, iterate in zip(self._member_names, self._iterators, strict=True):
-            for member in iterate():
-                if position == len(self._flat) or not _is_equal(member, self._flat[position]):
-                    yield name
-                    return
-                position += 1
+
+def _addresses_of(groups: Iterable[Iterable[Any]]) -> bytes:
+    """Reads the addresses of objects: what an array of objects holds are pointers."""
+    return np.fromiter(chain.from_iterable(groups), object).tobytes()
 
 
-def _addresses_of(objects: Iterable[Any], count: int) -> bytes:
-    """Reads the addresses of `count` objects: what an array of objects holds are pointers."""
-    return np.fromiter(objects, object, count).tobytes()
+def _keys_and_values(entries: dict[Any, Any]) -> Iterable[Any]:
+    return chain(entries.keys(), entries.values())
 
 
 def _or_absent(read: Callable[[], Any]) -> tuple[Any]:
