@@ -175,21 +175,30 @@ def written_operands(
     operator: object, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> list[Any]:
     """Lists the operands that `operator` writes into: tensors, and those of each list."""
+    if aten_name(operator) in _BATCH_NORMS and not args[5]:  # the argument `training`
+        return []
     written: list[Any] = []
     for position, name in _written_arguments(operator):
-        operand = args[position] if position < len(args) else kwargs.get(name, ())
-        written += as_tuple(operand)
+        operand = args[position] if position < len(args) else kwargs.get(name)
+        written += () if operand is None else as_tuple(operand)
     return written
+
+
+# They write running statistics, which their schemas do not say (torch 2.10 to 2.15).
+_BATCH_NORMS = {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}
+_STATISTICS = _BATCH_NORMS | {f"batch_norm_{name}_stats" for name in ("update", "gather")}
 
 
 @cache
 def _written_arguments(operator: object) -> tuple[tuple[int, str], ...]:
     schema = getattr(operator, "_schema", None)
     arguments = () if schema is None else schema.arguments
+    has_statistics = aten_name(operator).removesuffix("_with_counts") in _STATISTICS
     return tuple(
         (position, argument.name)
         for position, argument in enumerate(arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
+        if (argument.alias_info is not None and argument.alias_info.is_write)
+        or (has_statistics and argument.name.startswith("running_"))
     )
 
 

@@ -26,7 +26,8 @@ def with_constants(trace: Trace, literals: Literals) -> Trace:
             and _is_small(call, trace)
             and changing.isdisjoint(trace.memories(call.results))
         ):
-            constants |= _results(call, constants)
+            device = trace.form(call.results[0]).device.type
+            constants |= _results(call, constants, device)
         else:
             calls.append(call)
     new_trace = trace.with_calls(calls)
@@ -41,12 +42,16 @@ def _is_small(call: Call, trace: Trace) -> bool:
     is_pure = call.name.startswith("aten.") and not (call.writes or call.draws)
     if not is_pure or call.name.startswith("aten.empty") or not call.results:
         return False
+    if torch_private.needs_grad_mode(call.operator):
+        return False
     forms = [trace.forms[value.number] for value in (*call.operands, *call.results)]
     return all(form is not None and form.bytes <= SMALL_BYTES for form in forms)
 
 
-def _results(call: Call, constants: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-    """Runs `call`, and returns its results by number."""
+def _results(
+    call: Call, constants: dict[int, torch.Tensor], device: str
+) -> dict[int, torch.Tensor]:
+    """Runs `call` on a type of device, and returns its results by number."""
 
     def tensor_of(leaf: object) -> object:
         if isinstance(leaf, Number):
@@ -54,7 +59,8 @@ def _results(call: Call, constants: dict[int, torch.Tensor]) -> dict[int, torch.
         return constants[leaf.number] if isinstance(leaf, Value) else leaf
 
     args, kwargs = torch_private.tree_map(tensor_of, (call.args, call.kwargs))
-    with torch.no_grad():
+    # As a program runs it: what autocast casts was cast when the step was recorded.
+    with torch.no_grad(), torch.autocast(device, enabled=False):
         leaves = torch_private.tree_leaves(call.operator(*args, **kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     return {value.number: tensor for value, tensor in zip(call.results, tensors, strict=True)}
