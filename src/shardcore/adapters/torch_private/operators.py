@@ -186,7 +186,7 @@ def written_operands(
 
 # They write running statistics, which their schemas do not say (torch 2.10 to 2.15).
 _BATCH_NORMS = {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}
-_STATISTICS = _BATCH_NORMS | {f"batch_norm_{name}_stats" for name in ("update", "gather")}
+_STATISTICS = _BATCH_NORMS | {"batch_norm_update_stats", "batch_norm_gather_stats"}
 
 
 @cache
