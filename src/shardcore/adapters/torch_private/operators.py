@@ -186,14 +186,15 @@ def written_operands(
 
 # They write running statistics, which their schemas do not say (torch 2.10 to 2.15).
 _BATCH_NORMS = {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}
-_STATISTICS = _BATCH_NORMS | {"batch_norm_update_stats", "batch_norm_gather_stats"}
+_GATHERS = {"batch_norm_gather_stats", "batch_norm_gather_stats_with_counts"}
+_STATISTICS = _BATCH_NORMS | _GATHERS | {"batch_norm_update_stats"}
 
 
 @cache
 def _written_arguments(operator: object) -> tuple[tuple[int, str], ...]:
     schema = getattr(operator, "_schema", None)
     arguments = () if schema is None else schema.arguments
-    has_statistics = aten_name(operator).removesuffix("_with_counts") in _STATISTICS
+    has_statistics = aten_name(operator) in _STATISTICS
     return tuple(
         (position, argument.name)
         for position, argument in enumerate(arguments)
