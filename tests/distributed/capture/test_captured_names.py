@@ -33,7 +33,6 @@ CONTEXT = ContextVar("factor", default=1.0)
 COUNT = itertools.count()
 GENERATOR, PYTHON_GENERATOR = np.random.default_rng(0), random.Random(0)
 
-
 CHAIN = INNERMOST = [1.0]
 for _ in range(200):
     CHAIN = [CHAIN]
@@ -169,6 +168,9 @@ REFUSED = {
         x * (1.0 if time.time() > 0 else 2.0)
     ),
     "calls builtins.globals(), which may return": lambda x: x * globals()["FACTOR"],
+    "calls torch.set_default_dtype(), which reads or sets what no guard": lambda x: (
+        x * (2.0 if torch.set_default_dtype(torch.float32) else 1.0)
+    ),
     "calls io.open(), which may return": lambda x: x * (2.0 if contains(__file__, "\0") else 1.0),
 }
 
@@ -215,11 +217,8 @@ ON_A_MESH = (
     *("a list", "a dict in a list in a dict", "an array", "an attribute of a class", "a default"),
     *("a closure", "an object of a method", "a tensor, written", "a tensor, another one"),
     *("a context variable", "a function of autograd", "the environment", "a setting of Keras"),
-    *(
-        "it reads global variable 'LARGE'",
-        "global variable 'GENERATOR'",
-        "calls builtins.globals(), which",
-    ),
+    *("it reads global variable 'LARGE'", "global variable 'GENERATOR'"),
+    "calls builtins.globals(), which",
 )
 
 

@@ -9,13 +9,15 @@ from shardcore.testing import run_ranks
 from tests.distributed.capture.steps import begin
 
 
-class Constants(keras.Model):
+class WithHead(keras.Model):
+    """Has a layer whose kernel is sharded over the model axis."""
+
     def __init__(self):
         super().__init__()
-        self.dense = keras.layers.Dense(4)
+        self.dense = keras.layers.Dense(4, name="head")
 
 
-class Twice(Constants):
+class Twice(WithHead):
     """Normalizes the same rows twice: batch norm of torch updates its statistics each time."""
 
     def __init__(self):
@@ -43,7 +45,7 @@ class Between(Twice):
         return self.dense(y) + self.norm.module.running_mean * 2 - before
 
 
-class WithoutAutocast(Constants):
+class WithoutAutocast(WithHead):
     """Multiplies constants in float32, in a step that is cast to bfloat16."""
 
     def call(self, x):
@@ -53,7 +55,7 @@ class WithoutAutocast(Constants):
         return self.dense(x) + table[0]
 
 
-class Recurrent(Constants):
+class Recurrent(WithHead):
     """Runs an LSTM of constants, which gives less where no gradients are recorded."""
 
     def call(self, x):

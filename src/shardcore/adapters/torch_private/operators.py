@@ -184,7 +184,7 @@ def written_operands(
     return written
 
 
-# They write running statistics, which their schemas do not say (torch 2.10 to 2.15).
+# They write running statistics, which their schemas do not say (torch 2.13).
 _BATCH_NORMS = {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}
 _GATHERS = {"batch_norm_gather_stats", "batch_norm_gather_stats_with_counts"}
 _STATISTICS = _BATCH_NORMS | _GATHERS | {"batch_norm_update_stats"}

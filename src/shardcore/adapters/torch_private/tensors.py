@@ -130,8 +130,8 @@ METADATA_OF: Callable[[torch.Tensor], tuple[Any, ...]] = attrgetter(
 )
 
 
-# Numbers the states of a dict, which no public name of Python does. Of an empty dict that another
-# updates, Python 3.12 and later tell the watcher of torch nothing (torch 2.10 to 2.15).
+# Numbers the states of a dict, which no public name of Python does (torch 2.13). Do not ask it of
+# an empty dict: when another updates that, Python 3.12 and later do not tell torch's watcher.
 DICT_VERSION: Callable[[dict[Any, Any]], int] = torch._C._dynamo.guards.dict_version
 
 

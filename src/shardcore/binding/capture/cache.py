@@ -115,10 +115,11 @@ class CacheEntry:
         """
         earlier = self.traces.get(trace.numbers)
         try:
-            if earlier is None:
-                program = _make_by_one([] if self.programs else others, make)
-            else:
-                program = make(earlier)
+            with below_autocast():  # as it runs: passes compute constants
+                if earlier is None:
+                    program = _make_by_one([] if self.programs else others, make)
+                else:
+                    program = make(earlier)
             if program is None:
                 return Outcome(Event.RECORDED)
             assert self.guard is not None, "a step that was recorded has a guard"

@@ -179,7 +179,7 @@ def torch_modes() -> tuple[Any, ...]:
 
 
 def below_autocast() -> ExitStack:
-    """Runs a program below autocast: its casts are part of the trace."""
+    """Makes or runs a program below autocast: its casts are part of the trace."""
     stack = ExitStack()
     for device in _autocasting():
         stack.enter_context(torch.autocast(device, enabled=False))

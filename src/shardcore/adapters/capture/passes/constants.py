@@ -26,8 +26,7 @@ def with_constants(trace: Trace, literals: Literals) -> Trace:
             and _is_small(call, trace)
             and changing.isdisjoint(trace.memories(call.results))
         ):
-            device = trace.form(call.results[0]).device.type
-            constants |= _results(call, constants, device)
+            constants |= _results(call, constants)
         else:
             calls.append(call)
     new_trace = trace.with_calls(calls)
@@ -48,10 +47,8 @@ def _is_small(call: Call, trace: Trace) -> bool:
     return all(form is not None and form.bytes <= SMALL_BYTES for form in forms)
 
 
-def _results(
-    call: Call, constants: dict[int, torch.Tensor], device: str
-) -> dict[int, torch.Tensor]:
-    """Runs `call` on a type of device, and returns its results by number."""
+def _results(call: Call, constants: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+    """Runs `call`, and returns its results by number."""
 
     def tensor_of(leaf: object) -> object:
         if isinstance(leaf, Number):
@@ -59,8 +56,7 @@ def _results(
         return constants[leaf.number] if isinstance(leaf, Value) else leaf
 
     args, kwargs = torch_private.tree_map(tensor_of, (call.args, call.kwargs))
-    # As a program runs it: what autocast casts was cast when the step was recorded.
-    with torch.no_grad(), torch.autocast(device, enabled=False):
+    with torch.no_grad():
         leaves = torch_private.tree_leaves(call.operator(*args, **kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     return {value.number: tensor for value, tensor in zip(call.results, tensors, strict=True)}

@@ -133,7 +133,8 @@ class ObservedCalls:
                 is_refused = name in rules.REFUSED_FUNCTIONS and (
                     name not in rules.USED_BY_LIBRARIES or self._is_named(code, code.co_name)
                 )
-                why = f"calls {name}(), which reads what no guard compares" if is_refused else ""
+                unseen = f"calls {name}(), which reads or sets what no guard compares"
+                why = unseen if is_refused else ""
             if why:
                 raise NotCaptured(f"{self.caller_of(name)} {why}: {rules.remedy(name)}")
 

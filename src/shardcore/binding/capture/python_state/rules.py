@@ -83,7 +83,7 @@ PURE_MODULES: Mapping[str, str] = MappingProxyType(
 # Modules whose calls of C are effects, or happen once.
 EFFECTS = frozenset({"importlib", "linecache", "logging", "threading", "traceback", "warnings"})
 
-# Functions of Python, by module and name, that read what no guard sees.
+# Functions of Python, by module and name, that read or set what no guard sees.
 REFUSED_FUNCTIONS = frozenset(
     {
         *("importlib.import_module", "importlib.reload"),
@@ -92,6 +92,7 @@ REFUSED_FUNCTIONS = frozenset(
         *(f"numpy.{name}" for name in ("load", "loadtxt", "genfromtxt", "fromregex")),
         *(f"numpy.{name}" for name in ("get_printoptions", "geterr", "geterrcall", "getbufsize")),
         *("torch.is_warn_always_enabled", "torch.get_deterministic_debug_mode"),
+        *(f"torch.set_default_{name}" for name in ("dtype", "device", "tensor_type")),
         *("torch.get_printoptions", "torch.get_default_device", "torch.get_file_path"),
         *(f"threading.{name}" for name in ("active_count", "enumerate")),
         *("torch.load", "torch.hub.load", "torch.seed", "torch.initial_seed"),
