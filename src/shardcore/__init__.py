@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from shardcore.engines_api import join_engines as join_engines
     from shardcore.plan_api import (
+        build as build,
         estimate_memory as estimate_memory,
         plan as plan,
         rules_report as rules_report,
@@ -53,7 +54,7 @@ _PUBLIC = {
     "callback_api": ["ShardedCheckpoint"],
     "checkpoint_api": ["latest_checkpoint", "load_checkpoint", "save_checkpoint"],
     "engines_api": ["join_engines"],
-    "plan_api": ["estimate_memory", "plan", "rules_report"],
+    "plan_api": ["build", "estimate_memory", "plan", "rules_report"],
     "tensor_api": [
         "all_gather", "all_gather_variable", "all_reduce", "distribute_model", "distribute_tensor",
         "distribute_variable", "ensure_dtensor", "ensure_dtensor_input", "mesh_info",

@@ -11,13 +11,16 @@ from shardcore.bootstrap import environment, planning
 from shardcore.bootstrap.cost import auto
 from shardcore.bootstrap.cost.traces import reinstall
 from shardcore.bootstrap.ranks import launching
-from shardcore.domain.errors import PolicyError
+from shardcore.domain.errors import LayoutError, PolicyError
 from shardcore.domain.layouts.path_rules import RulesReport
 from shardcore.ports.types import KerasModel, MeshLike
 from shardcore.reporting.cost.plan import MemoryReport
+from shardcore.reporting.logs import log_of
 
 if TYPE_CHECKING:
     from shardcore.binding.cost.plan import Plan
+
+logger = log_of("plan")
 
 
 def plan(
@@ -95,6 +98,57 @@ def plan(
         lambda facts, shape: planning.plan(policy, facts, shape, options),
         bootstrap.installation().binding.sessions if bootstrap.is_installed() else None,
     )
+
+
+def build(
+    model: Callable[[], KerasModel],
+    policy: str = auto.NAME,
+    *,
+    mesh: MeshLike | None = None,
+    **options: object,
+) -> KerasModel:
+    """Plans a model for the devices of the job, and builds it so. All ranks call it.
+
+    It installs shardcore if need be, sets the distribution of the plan, calls `model`, verifies
+    what that has built, and logs one line: policy, mesh, memory of a rank, predicted step.
+
+    Args:
+        model: The function that builds and compiles the model: `lambda: Llama3CausalLM
+            .from_preset(...)` also reads its weights, each rank its shards. It runs once without
+            values for the plan.
+        policy: As for `plan`. "auto" chooses the mesh too; rank 0 searches for all.
+        mesh: The mesh, for another policy than "auto".
+        **options: Options of the policy: "auto" needs `batch`.
+
+    Returns:
+        The model, under a distribution that stays set.
+
+    Raises:
+        PolicyError: As of `plan`; also if this process has joined the job before it searches.
+        LayoutError: If a variable is not stored as the plan says.
+
+    Example:
+        >>> def build_net():
+        ...     net = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+        ...     net.compile("sgd", "mse")
+        ...     return net
+        >>> mesh = keras.distribution.DeviceMesh((1,), ("data",))
+        >>> shardcore.build(build_net, "fully_sharded", mesh=mesh).built
+        True
+    """
+    bootstrap.install("auto", {})
+    installation = bootstrap.installation()
+    devices = installation.processes.launched if policy == auto.NAME else None
+    chosen = plan(model, mesh, policy, devices=devices, **options)
+    from shardcore.binding.inspection.verify import verify_model
+
+    chosen.distribute()
+    built = model()
+    verification = verify_model(built, None, installation.binding.sessions)
+    if not verification.ok:
+        raise LayoutError(f"A variable is not stored as planned.\n{verification}")
+    logger.info("The model is built: %s.", chosen.summary())
+    return built
 
 
 def estimate_memory(plan: "Plan", model: Callable[[], KerasModel], batch: object) -> MemoryReport:

@@ -76,7 +76,7 @@ def install(strategy: str, options: dict[str, object]) -> Installation:
     if _installed is not None:
         return _check_again(_installed, strategy, options)
     with ExitStack() as undo:
-        undo.callback(configure(_rank))
+        undo.callback(configure(rank))
         undo.callback(show_user_frames())
         if environment.choose_backend():
             # A Keras that is loaded stays on torch.
@@ -174,8 +174,8 @@ def _reasons_text(passed_over: dict[str, str]) -> str:
     return f" ({reasons})" if reasons else ""
 
 
-def _rank() -> int:
-    # The job is joined later than the first lines are logged; its launcher knows the rank.
+def rank() -> int:
+    """Looks up the rank of this process, also before it joins the job: its launcher knows it."""
     if _installed is not None and _installed.processes.world_size > 1:
         return int(_installed.processes.rank)
     job = launched_job(os.environ)

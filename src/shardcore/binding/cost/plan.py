@@ -21,6 +21,7 @@ from shardcore.ports.policy import LayerFacts, VariableFacts
 from shardcore.ports.types import LayoutLike, MeshLike
 from shardcore.reporting.cost.plan import PlanReport, plan_report
 from shardcore.reporting.cost.ranking import Ranking
+from shardcore.reporting.tables import human_bytes
 
 _EDITED = "edited"
 
@@ -90,6 +91,12 @@ class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
         return plan_report(
             self.policy, self.mesh, self._variables, self._outputs, self._rules(), reasons
         )
+
+    def summary(self) -> str:
+        """Writes the policy, the mesh, the memory of a rank and the predicted step as one line."""
+        held = human_bytes(self.report().bytes_here)
+        line = f"{self.policy} over mesh {self.mesh}: {held} of variables on a rank"
+        return line if self.ranking is None else f"{line}, {self.ranking.prediction()}"
 
     def to_dict(self) -> dict[str, Any]:
         """The table as plain data, fit for JSON."""
@@ -201,6 +208,11 @@ def plan_of(facts: LayerFacts, mesh: MeshLike, policy: str, planned: PlannedRule
     """Makes the layout map over `mesh` of the rules that a policy has planned."""
     outputs = [layer.output_path for layer in facts.layers() if layer.output_path]
     return Plan(_device_mesh(mesh), policy, facts.all_variables(), outputs, planned)
+
+
+def join_job() -> None:
+    """Joins the job; all ranks then draw initial values from one seed."""
+    keras.distribution.initialize()
 
 
 def joined_mesh(mesh: Mesh) -> Any:

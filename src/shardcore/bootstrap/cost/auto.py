@@ -1,6 +1,7 @@
 """Policy `auto`: the mesh and the policy with the shortest predicted step, among those that fit."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import attrs
@@ -11,8 +12,9 @@ from shardcore.bootstrap.cost import machines, search
 from shardcore.bootstrap.cost.traces import TraceRequest
 from shardcore.bootstrap.ranks import launching
 from shardcore.domain.cost.machine import Machine
-from shardcore.domain.errors import PolicyError
+from shardcore.domain.errors import PolicyError, ShardcoreError
 from shardcore.ports.policy import LayerFacts
+from shardcore.ports.world import Processes
 from shardcore.reporting.cost.ranking import Priced, Ranking
 
 NAME = "auto"
@@ -43,21 +45,39 @@ def plan(model: object, mesh: object, devices: int | None, options: Mapping[str,
     rows = options.get("rows") or rows_of(batch)
     installed = bootstrap.installation() if bootstrap.is_installed() else None
     facts = facts_of(build, None if installed is None else installed.binding.sessions)
-    ranking = _search(TraceRequest(build, batch, rows), devices, _machine(options), facts)
+    run = partial(_search, TraceRequest(build, batch, rows), devices, _machine(options), facts)
+    is_here = installed is not None and installed.processes.launched == devices
+    ranking = _search_on_rank_0(run, installed.processes) if installed and is_here else run()
     best = _best(ranking)
     planned = planning.plan(best.policy, facts, best.mesh, best.options)  # of all blocks
-    is_here = installed is not None and installed.processes.launched == devices
     chosen = plan_of(facts, joined_mesh(best.mesh) if is_here else best.mesh, best.policy, planned)
     chosen.ranking = ranking
     return chosen
 
 
+def _search_on_rank_0(run: Callable[[], Ranking], processes: Processes) -> Ranking:
+    """Searches on rank 0 and joins the job; all ranks get its ranking.
+
+    Rank 0 joins after the search: from then on, that would take a new interpreter.
+
+    Raises:
+        ShardcoreError: What the search of rank 0 raises.
+    """
+    from shardcore.binding.cost.plan import join_job
+
+    result = launching.result_or_error(run) if bootstrap.rank() == 0 else None
+    join_job()
+    ranking = processes.gather(result, "plan(policy='auto')")[0]
+    if isinstance(ranking, ShardcoreError):
+        raise ranking
+    assert ranking is not None
+    return ranking
+
+
 def _search(request: TraceRequest, devices: int, machine: Machine, facts: LayerFacts) -> Ranking:
     """Searches here, or in another process if one that is forked from this could not trace."""
-    from shardcore.adapters.ranks.launch import new_ranks
-
     arguments = (request, devices, machine, facts)
-    if new_ranks.fork_can_compute():
+    if launching.fork_can_trace():
         return search.search(*arguments)
     return launching.run_separately("plan(policy='auto')", search.search, *arguments)
 

@@ -82,18 +82,28 @@ def run_separately(call: str, function: Callable[..., _Result], *arguments: obje
     """
     from shardcore.adapters.ranks.job import forked_ranks
     from shardcore.adapters.ranks.job.started_ranks import Case
-    from shardcore.adapters.ranks.launch.new_ranks import fork_can_compute
     from shardcore.adapters.ranks.launch.payload import Rules
 
     work = partial(result_or_error, function)
     case = Case(work, arguments, keeps_session=True, passes_rank=False)
-    if fork_can_compute():
+    if fork_can_trace():
         (result,) = forked_ranks.run(case, 1)
     else:
         (result,) = _spawn(call, case, 1, Rules(moves_tensors=True), _WITHOUT_DEVICES)
     if isinstance(result, ShardcoreError):
         raise result
     return result
+
+
+def fork_can_trace() -> bool:
+    """Tells whether a process that is forked from this one can simulate ranks.
+
+    It could not leave a job that this one has joined: torch's threads for it are not forked.
+    """
+    from shardcore.adapters.ranks.job import process_group
+    from shardcore.adapters.ranks.launch.new_ranks import fork_can_compute
+
+    return fork_can_compute() and not process_group.has_others()
 
 
 def result_or_error(

@@ -96,6 +96,14 @@ class Ranking(Report):
             data["why"] = self.why(candidate)
         return plain
 
+    def prediction(self) -> str:
+        """Writes the memory and the time of a step of the first."""
+        cost = self.priced[0].cost
+        return (
+            f"{human_bytes(cost.peak)} at the highest point of a step, which is predicted to take "
+            f"{human_seconds(cost.seconds)} on {self.machine.name}"
+        )
+
     def why(self, other: Priced) -> str:
         """Explains why a candidate is slower than the first; empty for the first."""
         best, cost = self.priced[0].cost, other.cost
