@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         explain as explain,
         install as install,
         launch as launch,
+        operator_rule as operator_rule,
         status as status,
         uninstall as uninstall,
         verify as verify,
@@ -50,7 +51,9 @@ __version__ = "0.1.0"
 
 # The public names by their module, which the first use of one imports.
 _PUBLIC = {
-    "api": ["agree", "explain", "install", "launch", "status", "uninstall", "verify"],
+    "api": [
+        "agree", "explain", "install", "launch", "operator_rule", "status", "uninstall", "verify",
+    ],
     "callback_api": ["ShardedCheckpoint"],
     "checkpoint_api": ["latest_checkpoint", "load_checkpoint", "save_checkpoint"],
     "engines_api": ["join_engines"],

@@ -181,6 +181,37 @@ def agree(value: object, how: Literal["any", "all", "rank 0"] = "any") -> Any:
     return agree_on_value(value, how, _sessions().processes)
 
 
+def operator_rule(operator: object, text: str) -> None:
+    """Declares how an operator of your own is sharded; without a rule it runs on full tensors.
+
+    A rule has the dims of each operand and each result: letters for dims that may be sharded, all
+    dims of one letter together; "-" for a dim that never is. If results lack a letter, each rank
+    computes a part of the sum. `shardcore.testing.check_operator_rule` finds a rule that is wrong.
+
+    Declare it where the operator is defined, before or after `install()`. Ranks compare their rules
+    when the distribution is set. After that, all ranks call this together. The gradient of the
+    operator is made of other operators: one of your own needs its own rule.
+
+    Args:
+        operator: The operator with its overload, of `torch.library.custom_op` or
+            `torch.library.Library`. It computes new tensors from its operands alone.
+        text: The rule, as "n k, k -> n k"; one term for each argument that is a tensor.
+
+    Raises:
+        ArgumentProblem: If the text is no rule for the operator, if the operator has another one,
+            one of shardcore, or can have none.
+        RankMismatchError: If a rank declares another rule, or none.
+
+    Example:
+        >>> import torch
+        >>> @torch.library.custom_op("api_example::scale", mutates_args=())
+        ... def scale(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ...     return x * weight
+        >>> shardcore.operator_rule(torch.ops.api_example.scale.default, "n k, k -> n k")
+    """
+    bootstrap.declare_rule(operator, text)
+
+
 def launch(
     function: Callable[..., ResultT],
     devices: int,

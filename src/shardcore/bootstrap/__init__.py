@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from shardcore.bootstrap import environment, plugins, self_check
+from shardcore.bootstrap import environment, plugin_rules, plugins, self_check
 from shardcore.domain.errors import EnvironmentProblem, StrategyError
 from shardcore.domain.ranks.job import launched_job
 from shardcore.ports.strategy import StrategyEntry
@@ -95,6 +95,7 @@ def install(strategy: str, options: dict[str, object]) -> Installation:
             from shardcore.adapters.engine.host_access import replace_functions
             from shardcore.binding.install import Binding
 
+        passed_over |= plugin_rules.declare(loaded.rules, declare_rule)
         processes = TorchProcesses()
         processes.take_device()
         capture = TraceCapture()
@@ -122,6 +123,17 @@ def uninstall() -> None:
         _installed.binding.remove()
         _installed.undo.close()
         _installed = None
+
+
+def declare_rule(operator: object, text: str) -> None:
+    """Declares the sharding rule of an operator; where ranks share tensors, all declare it."""
+    from shardcore.adapters.engine import dispatch
+
+    def compare(call: str) -> None:
+        if _installed is not None:
+            _installed.binding.sessions.declare_rule(call)
+
+    dispatch.declare_rule(operator, text, compare)
 
 
 def simulate(ranks: int) -> None:

@@ -10,7 +10,7 @@ import attrs
 import pluggy
 
 from shardcore import builtin_plugins
-from shardcore.bootstrap import plugin_calls
+from shardcore.bootstrap import plugin_calls, plugin_rules
 from shardcore.domain.errors import PluginError, PolicyError, ShardcoreError, StrategyError
 from shardcore.ports import hookspecs, policy, strategy
 from shardcore.ports.policy import PolicyEntry
@@ -109,10 +109,18 @@ class Offers(Generic[E]):
 
 @attrs.frozen
 class Plugins:
-    """All strategies and policies: of shardcore and of other packages."""
+    """All strategies and policies: of shardcore and of other packages.
+
+    Args:
+        strategies: The strategies.
+        policies: The policies.
+        rules: The functions that offer rules of operators, each with its package. They import
+            torch, so `install()` calls them later.
+    """
 
     strategies: Offers[StrategyEntry] = attrs.field(factory=partial(Offers, STRATEGIES))
     policies: Offers[PolicyEntry] = attrs.field(factory=partial(Offers, POLICIES))
+    rules: list[plugin_rules.Offered] = attrs.field(factory=list)
 
     def log(self) -> None:
         """Logs each reason against a package once."""
@@ -165,14 +173,20 @@ def _add_all(manager: pluggy.PluginManager, plugin: object, package: str, loaded
             continue
         for entry in entries:
             offers.add(entry, package)
+    functions = _functions_of(manager, plugin, plugin_rules.HOOK)
+    loaded.rules.extend((package, function) for function in functions)
+
+
+def _functions_of(manager: pluggy.PluginManager, plugin: object, hook: str) -> list[Any]:
+    implementations = getattr(manager.hook, hook).get_hookimpls()
+    return [of_hook.function for of_hook in implementations if of_hook.plugin is plugin]
 
 
 def _entries_of(
     manager: pluggy.PluginManager, plugin: object, hook: Hook[E], package: str
 ) -> list[E]:
-    hooks: list[Any] = getattr(manager.hook, hook.name).get_hookimpls()
     name = f"its hook {hook.name}()"
-    functions = [hook_of.function for hook_of in hooks if hook_of.plugin is plugin]
+    functions = _functions_of(manager, plugin, hook.name)
     offered = plugin_calls.call(
         lambda: [entry for function in functions for entry in function()], name, package
     )

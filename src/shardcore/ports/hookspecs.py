@@ -53,3 +53,22 @@ def shardcore_policies() -> Iterable[PolicyEntry]:  # type: ignore[empty-body]
         ... def shardcore_policies():
         ...     return [PolicyEntry("mine", "Everything replicated.", plan=lambda model, mesh: {})]
     """
+
+
+@hookspec
+def shardcore_operator_rules() -> Iterable[tuple[object, str]]:  # type: ignore[empty-body]
+    """Offer sharding rules for operators of your own.
+
+    Called once at every `shardcore.install()`, when torch is loaded: import the module that
+    defines the operators here, not at the top of the plug-in.
+
+    Returns:
+        Pairs of an operator and its rule, as `shardcore.operator_rule` takes them. A rule that is
+        refused is passed over with a warning: the operator runs on full tensors.
+
+    Example:
+        >>> @hookimpl
+        ... def shardcore_operator_rules():
+        ...     from my_package import operators
+        ...     return [(torch.ops.mylib.scale.default, "n k, k -> n k")]
+    """

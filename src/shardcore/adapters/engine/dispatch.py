@@ -1,6 +1,6 @@
 """Runs an operator on sharded tensors: by a plan, which is made once, or a handler (ADR 23)."""
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cache, partial
 from math import isfinite
 from typing import Any
@@ -9,6 +9,7 @@ import attrs
 import torch
 
 from shardcore.adapters import torch_private
+from shardcore.adapters.engine.declared import rules as declared
 from shardcore.adapters.engine.engine import Engine
 from shardcore.adapters.engine.operators import HANDLERS, PLANNERS, foreach, pointwise
 from shardcore.adapters.engine.plan import Plan, plan_task
@@ -16,7 +17,8 @@ from shardcore.adapters.engine.redistribution import Redistributed, find_copy
 from shardcore.adapters.engine.task import Handler, Operator, Planner, operand, with_tensors
 from shardcore.adapters.engine.tensor import ShardedTensor, is_dense
 from shardcore.adapters.engine.writes import note_view, refresh, run_full, run_full_and_store, write
-from shardcore.domain.errors import ShardedTensorError
+from shardcore.adapters.torch_private.signatures import is_operator, signature_of, why_no_rule
+from shardcore.domain.errors import ArgumentProblem, ShardedTensorError
 
 aten = torch.ops.aten
 
@@ -80,9 +82,55 @@ def _route(operator: Operator) -> _Route | Handler:
             planner = pointwise.plan
         elif torch_private.is_composite(operator):
             handler = _run_decomposed
+        else:
+            planner = declared.planner_of(operator)
     if planner is None:
         return partial(_run_handler, handler)
     return _Route(planner, not is_elementwise, torch_private.kind_of_results(operator))
+
+
+def declare_rule(operator: object, text: object, compare: Callable[[str], None]) -> None:
+    """Declares the sharding rule of an operator that shardcore has none for.
+
+    A new rule is compared on all ranks by `compare`, which takes the call that declares it.
+
+    Raises:
+        ArgumentProblem: If it has one, if none can hold for it, or if `text` does not fit it.
+    """
+    if not is_operator(operator):
+        raise ArgumentProblem(
+            name="operator_rule(operator)",
+            expected="an operator with its overload, such as torch.ops.mylib.scale.default",
+            got=repr(operator),
+            remedy="torch.library.custom_op and torch.library.Library make them",
+        )
+    before = declared.find(operator)
+    reason = why_no_rule(operator)
+    if reason is None and before is None and not _falls_back(_route(operator)):
+        reason = "shardcore has a rule for, or that it runs by operators that have one"
+    if reason is not None:
+        raise ArgumentProblem(
+            name=f"operator_rule({operator})",
+            expected="an operator of your own, which computes new tensors from its operands alone",
+            got=f"one that {reason}",
+            remedy="it needs no rule, or can have none",
+        )
+    rule = signature_of(operator).rule(text)
+    if before not in (None, rule):
+        raise ArgumentProblem(
+            name=f"operator_rule({operator})",
+            expected=f"one rule for an operator, which has {str(before)!r} already",
+            got=repr(text),
+            remedy="declare it at one place, where the operator is defined",
+        )
+    if before is None:
+        compare(f"operator_rule({operator}, {str(rule)!r})")
+        declared.add(operator, rule)
+        _route.cache_clear()
+
+
+def _falls_back(route: "_Route | Handler") -> bool:
+    return isinstance(route, partial) and route.args == (run_full,)
 
 
 def _refuse_collective(operator: Operator, *_args: object, **_kwargs: object) -> Any:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from shardcore.adapters.engine import autograd, redistribution
+from shardcore.adapters.engine.declared import rules as declared
 from shardcore.adapters.engine.engine import Engine, TensorClasses, UnshardedWeights, process_groups
 from shardcore.adapters.engine.operators.views import read_indices_by_operators
 from shardcore.adapters.engine.tensor import ShardedTensor
@@ -54,20 +55,33 @@ def open_engine(
 def _hosts(options: str) -> tuple[str, ...]:
     """Lists the host of each process. A collective.
 
-    Ranks with other options would plan other collectives, and hang (ADR 26): all raise an error.
+    Ranks with other options, or other declared rules, would plan other collectives, and hang
+    (ADR 26): all raise an error.
     """
-    own = (options, socket.gethostname())
+    own = (options, declared.texts(), socket.gethostname())
     if process_group.is_simulated():
-        return (own[1],) * process_group.world_size()
+        return (own[2],) * process_group.world_size()
     of_ranks = exchange.gather(own)
-    first = of_ranks[0][0]
-    for rank, (other, _) in enumerate(of_ranks):
+    first, rules, _ = of_ranks[0]
+    for rank, (other, other_rules, _) in enumerate(of_ranks):
+        for operator in sorted({**rules, **other_rules}):
+            texts = [of_rank.get(operator, "none") for of_rank in (rules, other_rules)]
+            if texts[0] != texts[1]:
+                raise RankMismatchError(
+                    f"Rank 0 has the rule {texts[0]!r} for operator {operator}, and rank {rank} "
+                    f"has {texts[1]!r}: declare it alike on every rank, by "
+                    "shardcore.operator_rule() before the distribution is set.",
+                    name=operator,
+                    expected=texts[0],
+                    got=texts[1],
+                    rank=rank,
+                )
         if other != first:
             raise RankMismatchError(
                 f"Rank 0 installed its strategy with {first}, and rank {rank} with {other}: "
                 "give shardcore.install() the same options on every rank."
             )
-    return tuple(host for _, host in of_ranks)
+    return tuple(host for *_, host in of_ranks)
 
 
 @attrs.frozen(eq=False)

@@ -56,7 +56,7 @@ class Signature:
             return f"{leaf.ndim} {leaf.dtype} {leaf.device} {leaf.requires_grad} {same}"
 
         nest = keras_private.map_leaves(kind_of, data)
-        mesh = None if session is None else session.mesh
+        mesh = None if session is None else (session.mesh, sorted(session.declared))
         modes = torch_modes(), keras_private.settings(), mode
         return cls(f"{nest} {modes} {mesh}", tuple(sizes))
 

@@ -41,6 +41,8 @@ class Session:
         checked: The models that the ranks have compared, and whose rules were checked.
         adopted: The layers whose variables of before the distribution are laid out.
         warnings: The one-time warnings that were given.
+        declared: The rules of operators that were declared since: a step that was captured before
+            runs the operator as it did then, and is captured again.
         arrays: The memory of the tensors of sample-weight arrays.
         inputs: The plain inputs of a loop outside `fit` since its last update, described.
         compared: How many calls of a layer, and updates of an optimizer, were compared in a loop.
@@ -58,6 +60,7 @@ class Session:
     checked: "weakref.WeakSet[Any]" = attrs.field(factory=weakref.WeakSet, init=False, repr=False)
     adopted: "weakref.WeakSet[Any]" = attrs.field(factory=weakref.WeakSet, init=False, repr=False)
     warnings: set[str] = attrs.field(factory=set, init=False, repr=False)
+    declared: set[str] = attrs.field(factory=set, init=False, repr=False)
     arrays: "weakref.WeakSet[Any]" = attrs.field(factory=weakref.WeakSet, init=False, repr=False)
     inputs: dict[str, str] = attrs.field(factory=dict, init=False, repr=False)
     compared: "weakref.WeakKeyDictionary[Any, int]" = attrs.field(
@@ -211,6 +214,17 @@ class Sessions:
     def are_open(self) -> bool:
         """Tells whether there may be sharded tensors: a strategy was opened."""
         return bool(self._strategies)
+
+    def declare_rule(self, call: str) -> None:
+        """Compares the rule of an operator on all ranks, if there may be sharded tensors.
+
+        `call` is that of `operator_rule`. Rules that are declared before are compared when a
+        strategy is opened.
+        """
+        if self.are_open():
+            self.processes.barrier(call)
+        for session in self._alive:
+            session.declared.add(call)
 
     def strategy_without_distribution(self) -> TorchStrategy | None:
         """Chooses the newest strategy, for a thread without a distribution; None on others."""

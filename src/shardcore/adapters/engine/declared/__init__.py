@@ -1,0 +1,1 @@
+"""The operators of users and plug-ins, for which they declare sharding rules."""
