@@ -16,7 +16,9 @@ Rules: TypeAlias = Iterable[tuple[object, str]]
 Offered: TypeAlias = tuple[str, Callable[[], Rules]]
 
 
-def declare(offered: Iterable[Offered], declare_rule: Callable[[object, str], None]) -> dict[str, str]:
+def declare(
+    offered: Iterable[Offered], declare_rule: Callable[[object, str], None]
+) -> dict[str, str]:
     """Declares the rules of all packages, and warns of each that cannot be declared.
 
     Args:

@@ -1,16 +1,19 @@
-"""For authors of plug-ins: the contract of strategies, tests on real ranks, counted collectives."""
+"""For authors of plug-ins and operators: contracts, tests on real ranks, counted collectives."""
 
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from shardcore.domain.errors import RankFailed
+from shardcore.testing.operator_rules import check_operator_rule
 from shardcore.testing.ranks import run_ranks
 
 if TYPE_CHECKING:
     from shardcore.adapters.inspection import Traffic
     from shardcore.testing.contract import StrategyContract
 
-__all__ = ["RankFailed", "StrategyContract", "count_collectives", "run_ranks"]
+__all__ = [
+    "RankFailed", "StrategyContract", "check_operator_rule", "count_collectives", "run_ranks",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

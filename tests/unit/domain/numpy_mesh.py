@@ -1,6 +1,4 @@
-"""All ranks of a mesh at once, as NumPy arrays: an executor of plans that shares no arithmetic
-with the package. It shards with its own chunks and concatenates in axis order, as collectives do.
-"""
+"""An executor of plans over `shardcore.testing.simulated_ranks`, as collectives do it."""
 
 from collections.abc import Callable
 
@@ -8,8 +6,7 @@ import numpy as np
 
 from shardcore.domain.engine.redistribution import Step
 from shardcore.domain.layouts.layout import Layout
-from shardcore.domain.layouts.mesh import Mesh
-from shardcore.domain.layouts.placements import segments_of
+from shardcore.testing.simulated_ranks import chunks
 
 REDUCE: dict[str, Callable[..., np.ndarray]] = {
     "sum": np.sum,
@@ -18,44 +15,6 @@ REDUCE: dict[str, Callable[..., np.ndarray]] = {
     "min": np.min,
     "product": np.prod,
 }
-
-
-def coordinates(mesh: Mesh) -> list[tuple[int, ...]]:
-    return list(np.ndindex(*mesh.shape))
-
-
-def chunks(array: np.ndarray, parts: int, dim: int, block: int = 1) -> list[np.ndarray]:
-    """torch.chunk's rule over blocks of `dim`, the last one of which may be smaller.
-
-    Padded with empty chunks to `parts`.
-    """
-    places = np.arange(array.shape[dim])
-    blocks = [places[start : start + block] for start in range(0, len(places), block)]
-    step = max(1, -(-len(blocks) // parts))
-    chunked = [[places[:0], *blocks[k * step : (k + 1) * step]] for k in range(parts)]
-    return [array.take(np.concatenate(each), dim) for each in chunked]
-
-
-def scatter(layout: Layout, contributions: np.ndarray) -> dict[tuple[int, ...], np.ndarray]:
-    """The local shards of all ranks. The leading dims of `contributions` are the partial axes."""
-    names = layout.mesh.axis_names
-    held = {}
-    for at in coordinates(layout.mesh):
-        part = contributions[tuple(at[names.index(axis)] for axis, _ in layout.partial)]
-        for dim in range(layout.ndim):
-            each = segments_of(layout.blocks[dim])
-            segment = part.shape[dim] // each.count
-            part = part.reshape(*part.shape[:dim], each.count, segment, *part.shape[dim + 1 :])
-            for place, axis in enumerate(layout.dim_axes(dim)):
-                i = names.index(axis)
-                along, block = (
-                    (dim, each.outer_block) if place < each.outer else (dim + 1, each.block)
-                )
-                part = chunks(part, layout.mesh.shape[i], along, block)[at[i]]
-            size = part.shape[dim] * part.shape[dim + 1]
-            part = part.reshape(*part.shape[:dim], size, *part.shape[dim + 2 :])
-        held[at] = part
-    return held
 
 
 def reduced(layout: Layout, contributions: np.ndarray, keep: Layout) -> np.ndarray:

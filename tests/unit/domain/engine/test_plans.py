@@ -9,6 +9,7 @@ from shardcore.domain.cost.collective_cost import Link
 from shardcore.domain.engine.redistribution import plan
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.placements import Partial, Shard
+from shardcore.testing.simulated_ranks import coordinates, scatter
 from tests.unit.domain.engine.redistributed import (
     MESH,
     contributions_to,
@@ -17,7 +18,7 @@ from tests.unit.domain.engine.redistributed import (
     single_axis_changes,
 )
 from tests.unit.domain.generators import layouts, redistributions
-from tests.unit.domain.numpy_mesh import coordinates, reduced, run, scatter
+from tests.unit.domain.numpy_mesh import reduced, run
 
 
 @settings(max_examples=300)

@@ -23,8 +23,9 @@ from shardcore.domain.engine.segments import (
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.mesh import Mesh
 from shardcore.domain.layouts.placements import Segments
+from shardcore.testing.simulated_ranks import scatter
 from tests.unit.domain.generators import layouts, meshes
-from tests.unit.domain.numpy_mesh import run, scatter
+from tests.unit.domain.numpy_mesh import run
 
 
 @st.composite

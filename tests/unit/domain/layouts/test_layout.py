@@ -9,8 +9,8 @@ from shardcore.domain.layouts.chunks import chunk_sizes
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.mesh import Mesh
 from shardcore.domain.layouts.placements import Partial, Replicate, Segments, Shard
+from shardcore.testing.simulated_ranks import chunks, coordinates, scatter
 from tests.unit.domain.generators import block_sizes, layouts_and_shapes
-from tests.unit.domain.numpy_mesh import chunks, coordinates, scatter
 
 MESH = Mesh((2, 2), ("data", "model"))
 LINE = Mesh((2,), ("data",))

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import attrs
 import torch
 
 from shardcore.adapters.engine.task import Operand, Operator, Parts, Planner, Task
@@ -33,21 +34,32 @@ def texts() -> dict[str, str]:
     return {str(operator): str(rule) for operator, rule in _RULES.items()}
 
 
-def rule_of_call(
-    operator: Operator, args: Args, kwargs: Kwargs
-) -> tuple[OperatorRule, list[Any]]:
-    """Finds the declared rule of a call, and its operands in the order of the rule.
+@attrs.frozen(eq=False)
+class DeclaredCall:
+    """A call of an operator with a declared rule."""
 
-    An operand that may be None, and is, has no term in the rule of the call.
+    operator: Operator
+    rule: OperatorRule  # without the terms of operands that are None
+    operands: dict[str, Any]  # its tensors, in the order of the rule, by the names of arguments
+    others: dict[str, Any]  # its other arguments
 
-    Raises:
-        RuleError: If the rule does not hold without it.
-    """
-    values = arguments_of(operator, args, kwargs)
-    operands = [values.get(argument.name) for argument in tensor_arguments(operator)]
-    absent = {number for number, operand in enumerate(operands) if operand is None}
-    rule = without_operands(_RULES[operator], absent)
-    return rule, [operand for operand in operands if operand is not None]
+    @classmethod
+    def of(cls, operator: Operator, args: Args, kwargs: Kwargs) -> "DeclaredCall":
+        """Separates the operands from the other arguments.
+
+        Raises:
+            RuleError: If the rule does not hold without an operand that is None.
+        """
+        values = arguments_of(operator, args, kwargs)
+        names = [argument.name for argument in tensor_arguments(operator)]
+        absent = {number for number, name in enumerate(names) if values.get(name) is None}
+        operands = {name: values.pop(name) for n, name in enumerate(names) if n not in absent}
+        return cls(operator, without_operands(_RULES[operator], absent), operands, values)
+
+    def run(self, tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+        """Runs the operator on other tensors in the place of its operands."""
+        given = dict(zip(self.operands, tensors, strict=True))
+        return as_tuple(self.operator(**given, **self.others))
 
 
 def planner_of(operator: Operator) -> Planner | None:
@@ -58,28 +70,22 @@ def planner_of(operator: Operator) -> Planner | None:
 def _plan(operator: Operator, *args: object, **kwargs: object) -> Task | None:
     """Plans a call; None for operands that the rule does not fit: these are full then."""
     try:
-        rule, operands = rule_of_call(operator, args, kwargs)
-        shapes = _result_shapes(rule, operands)
+        call = DeclaredCall.of(operator, args, kwargs)
+        operands = list(call.operands.values())
+        shapes = _result_shapes(call.rule, operands)
     except (RuleError, LayoutError):
         return None
     contiguous = [operand.form.is_contiguous for operand in operands]
 
     def compute(parts: Parts) -> list[torch.Tensor]:
         # A kernel may read memory as on one device: what is contiguous there is so here.
-        ordered = (
+        shards = [
             part.contiguous() if is_contiguous else part
             for part, is_contiguous in zip(parts, contiguous, strict=True)
-        )
-        shards = dict(zip(operands, ordered, strict=True))
+        ]
+        return [result.contiguous() for result in call.run(shards)]
 
-        def local(argument: object) -> object:
-            return shards[argument] if isinstance(argument, Operand) else argument
-
-        named = {name: local(argument) for name, argument in kwargs.items()}
-        results = operator(*map(local, args), **named)
-        return [result.contiguous() for result in as_tuple(results)]
-
-    return Task(rule, operands, compute, shapes)
+    return Task(call.rule, operands, compute, shapes)
 
 
 def _result_shapes(rule: OperatorRule, operands: Sequence[Operand]) -> Shapes:

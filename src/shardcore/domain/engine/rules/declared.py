@@ -46,15 +46,16 @@ class OperatorSignature:
             raise self._problem(text, str(error).rstrip(".")) from None
         numbers = len(declared.operands), len(declared.results)
         if numbers != (len(self.operands), self.results):
-            which = "operands before the arrow and {} results behind it".format
-            raise self._problem(text, f"it has {numbers[0]} {which(numbers[1])}")
+            raise self._problem(
+                text, f"it has {numbers[0]} terms before and {numbers[1]} behind it"
+            )
         return declared
 
     def _problem(self, got: object, why: str) -> ArgumentProblem:
         return ArgumentProblem(
             name=f"operator_rule({self.name})",
-            expected=f"a rule with {len(self.operands)} operands ({', '.join(self.operands)}) and "
-            f"{self.results} results, such as {self.example!r}",
+            expected=f"a rule with {len(self.operands)} terms ({', '.join(self.operands)}) before "
+            f"the arrow and {self.results} behind it, such as {self.example!r},",
             got=repr(got),
             remedy=f"{why}. A letter is a dim that may be sharded, with all dims of that letter; "
             "one that no result has is summed; '-' is never sharded; '()' has no dims",

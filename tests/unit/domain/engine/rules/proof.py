@@ -12,8 +12,8 @@ from shardcore.domain.engine.choice import choose
 from shardcore.domain.engine.rules.rule import OperatorRule
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.mesh import Mesh
-from shardcore.domain.layouts.placements import Partial, Replicate, Segments, Shard, segments_of
-from tests.unit.domain.numpy_mesh import coordinates, scatter
+from shardcore.domain.layouts.placements import Partial, Replicate, Segments, Shard
+from shardcore.testing.simulated_ranks import check_shards
 
 sizes = st.sampled_from([4, 3, 5, 2, 6, 1])
 meshes = st.sampled_from([(2,), (3,), (2, 2), (2, 3), (1, 2), (4,)]).map(
@@ -91,23 +91,19 @@ def prove(call, factor, data):
     shapes = tuple(each.shape for each in full)
     chosen = choose(call.rule, placed, shapes)
 
-    held = [
-        laid_out(mesh, value, layout)
-        for value, layout in zip(operands, chosen.operands, strict=True)
-    ]
-    parts = {}
-    for rank, at in enumerate(coordinates(mesh)):
-        given = [each[at] for each in held]
+    def run(parts, rank):
         local = chosen.results[0].local_shape(shapes[0], rank)
-        parts[at] = [given[0].reshape(local)] if call.reshapes else call.run(given)
-    for number, (term, layout) in enumerate(zip(call.rule.results, chosen.results, strict=True)):
-        found = {at: np.asarray(results[number]) for at, results in parts.items()}
-        for rank, part in enumerate(found.values()):
-            assert part.shape == layout.local_shape(shapes[number], rank)
+        results = [parts[0].reshape(local)] if call.reshapes else call.run(parts)
+        results = list(map(np.asarray, results))
+        for number, (term, part) in enumerate(zip(call.rule.results, results, strict=True)):
             assert chosen.global_shape(term, part.shape) == shapes[number]
-        np.testing.assert_allclose(
-            together(mesh, found, layout, shapes[number]), full[number], atol=1e-9
-        )
+        return results
+
+    check_shards(
+        run,
+        list(zip(operands, chosen.operands, strict=True)),
+        list(zip(full, chosen.results, strict=True)),
+    )
 
 
 def in_blocks(data, mesh, shape, where):
@@ -135,51 +131,3 @@ def ways_to_shard(size, axes):
         for block, together in ((1, 1), (2, 1), (1, 2))
     ]
     return [1, 2, 3, *segments, *axes_of_dims]
-
-
-def laid_out(mesh, value, layout):
-    """The shard of `value` on each rank. Of a partial sum the first rank of an axis has all."""
-    contributions = np.zeros((*[mesh.axis_size(axis) for axis, _ in layout.partial], *value.shape))
-    contributions[(0,) * len(layout.partial)] = value
-    held = scatter(layout, contributions)
-    assert all(part.size for part in held.values()), f"an empty part of {value.shape} as {layout}"
-    return held
-
-
-def together(mesh, parts, layout, shape):
-    """The full tensor of which ranks have shards: joined along the minor axes first."""
-    nested = [axis for dim in range(layout.ndim) for axis in layout.dim_axes(dim)]
-    order = [*nested, *(axis for axis in mesh.axis_names if axis not in nested)]
-    places = {
-        tuple(at[mesh.axis_index(axis)] for axis in order): part for at, part in parts.items()
-    }
-    for axis in reversed(order):
-        groups = {}
-        for at in sorted(places):
-            groups.setdefault(at[:-1], []).append(places[at])
-        where = layout.placement(axis)
-        if isinstance(where, Shard) and layout.dim_axes(where.dim).index(axis) < (
-            segments_of(where.block).outer
-        ):
-            where = Shard(where.dim)  # whole segments
-        places = {at: joined(group, where, shape) for at, group in groups.items()}
-    return places[()]
-
-
-def joined(group, placement, shape):
-    match placement:
-        case Shard(dim, blocks):
-            count = (of_dim := segments_of(blocks)).count
-            if of_dim.outer:  # each of the group has parts of the same segments, of some of them
-                count = sum(each.shape[dim] for each in group) * count // shape[dim]
-            apart = [
-                each.reshape(*each.shape[:dim], count, -1, *each.shape[dim + 1 :]) for each in group
-            ]
-            full = np.concatenate(apart, dim + 1)
-            size = full.shape[dim] * full.shape[dim + 1]
-            return full.reshape(*full.shape[:dim], size, *full.shape[dim + 2 :])
-        case Partial(op):
-            return REDUCTIONS[op](group, axis=0)
-    for each in group[1:]:
-        np.testing.assert_allclose(each, group[0], atol=1e-9)
-    return group[0]
