@@ -69,6 +69,7 @@ ALLOWED = {
         "of classes",
     ),
     "adapters/capture/trace.py: cache of numbered": "of values, by their numbers",
+    "adapters/engine/declared/rules.py: _RULES": "of a user's operators, which torch keeps as long",
     "adapters/engine/dispatch.py: cache of _route": "of operators",
     "adapters/torch_private/collectives.py: cache of _collective_of": "of the names of operators",
     "adapters/torch_private/dispatch_modes.py: cache of _computes_nothing": "of operators",

@@ -1,4 +1,4 @@
-"""Sharding rules that packages offer for operators of their own."""
+"""Sharding rules that packages offer for their operators."""
 
 from collections.abc import Callable, Iterable
 from functools import partial

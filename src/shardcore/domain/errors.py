@@ -130,7 +130,7 @@ class LayoutError(ShardcoreError, ValueError):
 
 
 class RuleError(ShardcoreError, ValueError):
-    """A path rule that is malformed, or rules that contradict each other."""
+    """A rule that is malformed or wrong, or rules that contradict each other."""
 
 
 class ArgumentProblem(ShardcoreError, ValueError):  # noqa: N818, ArgumentError is argparse's

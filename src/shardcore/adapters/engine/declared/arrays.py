@@ -61,7 +61,7 @@ class ArrayCall:
 
     @property
     def tolerance(self) -> float:
-        """How far sums in another order may be, relative to the largest number."""
+        """Allows for sums in another order, relative to the largest number."""
         dtypes = [tensor.dtype for tensor in self.call.operands.values()]
         return max((sqrt(torch.finfo(d).eps) for d in dtypes if d.is_floating_point), default=0.0)
 

@@ -10,7 +10,7 @@ from shardcore.domain.errors import ArgumentProblem, RuleError
 
 @attrs.frozen
 class OperatorSignature:
-    """What a rule has to fit: the tensors that an operator takes and returns."""
+    """The tensors that an operator takes and returns, which a rule has to fit."""
 
     name: str  # such as "mylib.scale.default"
     operands: tuple[str, ...]  # the names of its tensor arguments, in order
