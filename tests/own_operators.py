@@ -74,7 +74,7 @@ torch.library.register_autograd("own_tests::project", _gradients, setup_context=
 
 
 class Scaled(torch.autograd.Function):
-    """Calls operators of its own in both passes, and those of torch."""
+    """Calls its own operators in both passes, and those of torch."""
 
     @staticmethod
     def forward(ctx, x, weight):

@@ -109,17 +109,11 @@ class Offers(Generic[E]):
 
 @attrs.frozen
 class Plugins:
-    """All strategies and policies: of shardcore and of other packages.
-
-    Args:
-        strategies: The strategies.
-        policies: The policies.
-        rules: The functions that offer rules of operators, each with its package. They import
-            torch, so `install()` calls them later.
-    """
+    """All strategies, policies and rules of operators: of shardcore and of other packages."""
 
     strategies: Offers[StrategyEntry] = attrs.field(factory=partial(Offers, STRATEGIES))
     policies: Offers[PolicyEntry] = attrs.field(factory=partial(Offers, POLICIES))
+    # Functions, which `install()` calls when torch is loaded.
     rules: list[plugin_rules.Offered] = attrs.field(factory=list)
 
     def log(self) -> None:

@@ -109,7 +109,7 @@ def test_operands_that_do_not_fit_the_rule_are_full():
 
 
 class Scale(keras.layers.Layer):
-    """A layer of a user, whose operator has a gradient of its own."""
+    """A layer of a user, with an operator that has its own gradient."""
 
     def build(self, shape):
         self.weight = self.add_weight(shape=shape[-1:], initializer="ones", name="weight")

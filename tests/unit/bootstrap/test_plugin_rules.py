@@ -1,4 +1,4 @@
-"""Packages offer sharding rules for operators of their own."""
+"""Packages offer sharding rules for their operators."""
 
 import logging
 

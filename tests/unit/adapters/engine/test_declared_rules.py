@@ -1,4 +1,4 @@
-"""What is said of an operator that can have no declared rule."""
+"""Operators that can have no declared rule are refused, with the reason."""
 
 import pytest
 import torch
