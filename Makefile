@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # These need torch; every other unit test and doctest must pass in .venv-core.
 NEEDS_TORCH := src/shardcore/adapters src/shardcore/binding src/shardcore/api.py src/shardcore/callback_api.py src/shardcore/checkpoint_api.py src/shardcore/plan_api.py \
-	src/shardcore/tensor_api.py src/shardcore/testing tests/unit/adapters tests/unit/binding tests/unit/gpu
+	src/shardcore/tensor_api.py src/shardcore/testing tests/unit/adapters tests/unit/binding tests/unit/gpu tests/unit/testing
 
 # Two tests at a time, and three of those on ranks: one computes while the ranks of another wait, or a compiler runs.
 # Of targets that run side by side each takes one core: no second process loads torch and the tests.
