@@ -47,7 +47,7 @@ LIBRARY.define("project_backward(Tensor g, Tensor x, Tensor kernel, float by) ->
 
 
 def _project(x, kernel, bias, *, by=1.0):
-    product = x @ kernel * by
+    product = (kernel.t() @ x.t()).t() * by  # a result in another order
     return product if bias is None else product + bias
 
 

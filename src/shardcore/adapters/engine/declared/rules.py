@@ -75,15 +75,9 @@ def _plan(operator: Operator, *args: object, **kwargs: object) -> Task | None:
         shapes = _result_shapes(call.rule, operands)
     except (RuleError, LayoutError):
         return None
-    contiguous = [operand.form.is_contiguous for operand in operands]
 
     def compute(parts: Parts) -> list[torch.Tensor]:
-        # A kernel may read memory as on one device: what is contiguous there is so here.
-        shards = [
-            part.contiguous() if is_contiguous else part
-            for part, is_contiguous in zip(parts, contiguous, strict=True)
-        ]
-        return [result.contiguous() for result in call.run(shards)]
+        return [result.contiguous() for result in call.run(parts)]
 
     return Task(call.rule, operands, compute, shapes)
 
