@@ -1,7 +1,7 @@
 """`keras.distribution` for Keras 3 on PyTorch: any Keras model, unchanged, across devices.
 
 Importing shardcore loads neither torch nor Keras. `install()` does, and the first use of
-`shardcore.ShardedCheckpoint`, which is a Keras callback.
+`shardcore.ShardedCheckpoint` or `shardcore.StepStats`, which are Keras callbacks.
 """
 
 from importlib import import_module
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         verify as verify,
     )
     from shardcore.callback_api import ShardedCheckpoint as ShardedCheckpoint
+    from shardcore.callback_api import StepStats as StepStats
     from shardcore.checkpoint_api import (
         latest_checkpoint as latest_checkpoint,
         load_checkpoint as load_checkpoint,
@@ -54,7 +55,7 @@ _PUBLIC = {
     "api": [
         "agree", "explain", "install", "launch", "operator_rule", "status", "uninstall", "verify",
     ],
-    "callback_api": ["ShardedCheckpoint"],
+    "callback_api": ["ShardedCheckpoint", "StepStats"],
     "checkpoint_api": ["latest_checkpoint", "load_checkpoint", "save_checkpoint"],
     "engines_api": ["join_engines"],
     "plan_api": ["build", "estimate_memory", "plan", "rules_report"],

@@ -5,8 +5,9 @@ generator at that time the same batches come again. The batch of the next step i
 device computes this one (ADR 58).
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import attrs
@@ -15,6 +16,7 @@ from keras import Model, Variable
 from keras.callbacks import CallbackList
 
 from shardcore.binding import keras_private
+from shardcore.binding.step_meter import StepMeter
 from shardcore.domain.errors import CheckpointError
 
 
@@ -140,8 +142,10 @@ class Prefetch:
 
     Attributes:
         left: The batches of this epoch that were not drawn yet; None if their number is unknown.
+        seconds: Those of the host that all batches took.
     """
 
+    seconds: float = attrs.field(default=0.0, init=False)
     left: int | None = attrs.field(default=None, init=False)
     _source: Iterable[object] = attrs.field(default=(), init=False)
     _draw: Draw | None = attrs.field(default=None, init=False)
@@ -176,7 +180,8 @@ class Prefetch:
         ahead, self._ahead, self._taken = self._ahead, None, None
         if ahead is None:
             self._count()
-            return next(self._batches)
+            with self._timed():
+                return next(self._batches)
         if isinstance(ahead, Exception):
             raise ahead
         self._taken = ahead
@@ -198,13 +203,22 @@ class Prefetch:
             return
         self._count()
         try:
-            self._ahead = self._draw(self._batches)
+            with self._timed():
+                self._ahead = self._draw(self._batches)
         except StopIteration as end:
             self._ahead = end
         except Exception as error:
             if self._is_shared:
                 raise
             self._ahead = error
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds += time.perf_counter() - began
 
     def _count(self) -> None:
         if self.left:
@@ -223,6 +237,7 @@ class TrainerRun:
     initial_epoch: int = 0  # the argument of a fit
     position: DataPosition | None = None  # in the data of a fit, if a callback saves it
     prefetch: Prefetch = attrs.field(factory=Prefetch, init=False)  # of its batches
+    meter: StepMeter | None = None  # if a callback reports figures of its steps
     at_end: ExitStack = attrs.field(factory=ExitStack, init=False)  # closed as the run ends
     is_stopped: bool = False  # whether this rank has set `stop_training`, and all have met
     ends_after: int | None = None  # the steps of the epoch that are done where SIGTERM ends it

@@ -6,6 +6,7 @@ from typing import Any, Protocol, TypeAlias
 
 import attrs
 
+from shardcore.domain.cost.step_figures import StepCost
 from shardcore.ports.types import TensorT_contra
 
 
@@ -81,6 +82,10 @@ class Program(Protocol):
     @property
     def collectives(self) -> Sequence[StartedCollective]:
         """Its collectives, in order."""
+
+    @property
+    def cost(self) -> StepCost:
+        """What a run of it sends and computes on this rank."""
 
     @property
     def remark(self) -> str:

@@ -11,6 +11,7 @@ import attrs
 
 from shardcore.domain.cost.events import Allocation, Kind, TracedStep
 from shardcore.domain.cost.reasons import CollectiveFacts
+from shardcore.domain.cost.step_figures import StepCost
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.mesh import Mesh
 from shardcore.domain.layouts.variable_size import ShardedVariable
@@ -95,3 +96,30 @@ class EventTracer(MemoryTracer[TensorT_contra], Protocol[TensorT_contra]):
 
     def events(self, mesh: Mesh, stored: Mapping[int, ShardedVariable]) -> TracedStep:
         """Collects the step; `stored` has the tensors of variables by their allocations."""
+
+
+class CostCounter(Protocol):
+    """A counter of what a step sends and computes."""
+
+    @property
+    def cost(self) -> StepCost:
+        """The sums so far."""
+
+
+class StepMeasure(Protocol):
+    """A watch over running steps on the device of this rank."""
+
+    def mark(self) -> Any:
+        """Marks the end of all work that was started so far, without waiting for it."""
+
+    def seconds(self, begin: Any, end: Any) -> float:
+        """The seconds between two marks. It waits for the later one."""
+
+    def peak_memory(self) -> int:
+        """The most bytes of memory so far: of the device, or of the process on a CPU."""
+
+    def peak_flops(self, dtype: str) -> float | None:
+        """The operations of the device in a second with numbers of `dtype`; None if unknown."""
+
+    def counting(self) -> AbstractContextManager[CostCounter]:
+        """Opens a context in which each operator of this thread is counted, which takes time."""

@@ -8,10 +8,10 @@ from typing import Any
 
 import attrs
 import torch
-from torch.utils.flop_counter import flop_registry
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.cost.memory import StepMemory
+from shardcore.adapters.flops import count_flops
 from shardcore.adapters.torch_private import Operator
 from shardcore.domain.cost import events as domain
 from shardcore.domain.cost.rank_step import is_sum
@@ -123,7 +123,7 @@ class StepEvents(StepMemory):
             self._note_started(self._pending, operands, owners, first)
         elif _is_work(operator) and _tensors_in((operands, result)):
             touched = _touched_tensors(operator, operands, result)
-            dtype, flops = _dtype_of((operands, result)), _flops(operator, operands, result)
+            dtype, flops = _dtype_of((operands, result)), count_flops(operator, operands, result)
             moved = sum(map(_size_of, touched))
             work = domain.Work(str(operator), dtype, flops, moved, self._updates)
             shares = () if current else self._share(touched)
@@ -284,17 +284,3 @@ def _tensors_in(nest: object) -> list[torch.Tensor]:
     """Leaves out tensors without elements."""
     leaves = torch_private.tree_leaves(nest)
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.numel()]
-
-
-def _flops(operator: Operator, operands: Any, result: Any) -> int:
-    """Counts operations of products, convolutions and attention as torch does; 0 for all else.
-
-    torch counts attention on CUDA only; the operator for CPUs has the same first operands.
-    """
-    packet: Any = operator.overloadpacket
-    name = str(packet).rpartition(".")[2]
-    if "for_cpu" in name:
-        packet = getattr(torch.ops.aten, name.replace("for_cpu", "").replace("__", "_").rstrip("_"))
-    formula = flop_registry.get(packet)
-    args, kwargs = operands
-    return 0 if formula is None else int(formula(*args, **kwargs, out_val=result))

@@ -7,7 +7,9 @@ from shardcore.adapters.torch_private import collectives as collectives
 from shardcore.adapters.torch_private import inductor as inductor
 from shardcore.adapters.torch_private.collectives import CollectiveCall as CollectiveCall
 from shardcore.adapters.torch_private.collectives import all_reduce_in_place as all_reduce_in_place
+from shardcore.adapters.torch_private.collectives import collective_call as collective_call
 from shardcore.adapters.torch_private.collectives import collective_name as collective_name
+from shardcore.adapters.torch_private.collectives import collective_operands as collective_operands
 from shardcore.adapters.torch_private.collectives import is_all_reduce as is_all_reduce
 from shardcore.adapters.torch_private.collectives import is_collective as is_collective
 from shardcore.adapters.torch_private.collectives import is_of_collectives as is_of_collectives

@@ -181,13 +181,23 @@ class CollectiveCall:
 def collective_call(operator: Operator, args: Args) -> CollectiveCall | None:
     """Reads name, operands and group by the schema; None for other operators."""
     name = _collective_of(operator._schema.name)
-    names = [argument.name for argument in operator._schema.arguments] if name else []
+    names = _names_of_operands(operator) if name else []
     groups = [args[at] for at, argument in enumerate(names) if argument in _GROUPS]
     if not groups:
         return None
-    operands = args[next(at for at, argument in enumerate(names) if argument in _OPERANDS)]
-    tensors = (leaf for leaf in tree_leaves(operands) if isinstance(leaf, torch.Tensor))
-    return CollectiveCall(name, tuple(tensors), groups[0])
+    tensors = tree_leaves(collective_operands(operator, args))
+    sent = (leaf for leaf in tensors if isinstance(leaf, torch.Tensor))
+    return CollectiveCall(name, tuple(sent), groups[0])
+
+
+def collective_operands(operator: Operator, args: Args) -> Any:
+    """Finds the operands that a collective sends: not the memory for its result."""
+    names = _names_of_operands(operator)
+    return args[next(at for at, argument in enumerate(names) if argument in _OPERANDS)]
+
+
+def _names_of_operands(operator: Operator) -> list[str]:
+    return [argument.name for argument in operator._schema.arguments]
 
 
 def is_collective(operator: object) -> bool:

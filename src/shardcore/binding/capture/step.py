@@ -25,6 +25,7 @@ from shardcore.binding.capture.signatures import Closures, Signature
 from shardcore.binding.ranks.rank_consistency import wait_for_new_trace
 from shardcore.binding.ranks.session import Session
 from shardcore.domain.capture import Event, NotCaptured, Progress, State
+from shardcore.domain.cost.step_figures import StepCost
 from shardcore.domain.garbage import without_collection
 from shardcore.ports.capture import Program, RecordedSums, StepCapture, StepTrace
 
@@ -94,6 +95,11 @@ class CapturedStep:
         if replayed is None:
             return self._record(entry, step, data, session, left)
         return self._outputs(entry, *replayed, before)
+
+    @property
+    def program_cost(self) -> StepCost | None:
+        """What the program of the last step sends and computes; None if that ran eagerly."""
+        return None if self._last is None else self._last.program.cost
 
     def _is_eager(self, entry: CacheEntry, left: float | None) -> bool:
         state = entry.progress.state

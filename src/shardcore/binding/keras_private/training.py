@@ -155,12 +155,17 @@ def run_no_code_of_users(callbacks: CallbackList) -> bool:
         type(callbacks) is CallbackList
         and all(map(_is_of_library, (*loops, *lists)))
         and all(
-            type(callback) in _QUIET
+            _is_quiet(callback)
             and not any(name.startswith("on_") for name in vars(callback))
             and getattr(callback, "save_freq", "epoch") == "epoch"
             for callback in callbacks.callbacks
         )
     )
+
+
+def _is_quiet(callback: Callback) -> bool:
+    # The attribute of the class itself: a subclass may run other code.
+    return type(callback) in _QUIET or "runs_no_code_of_users" in vars(type(callback))
 
 
 def _is_of_library(function: object) -> bool:
@@ -174,8 +179,16 @@ def thread_name_of(callbacks: CallbackList) -> str:
 
 
 def sort_callbacks(callbacks: CallbackList) -> None:
-    """Moves callbacks with the attribute `comes_last` behind the others, whose states they save."""
-    callbacks.callbacks.sort(key=lambda callback: getattr(callback, "comes_last", False))
+    """Moves callbacks with `comes_first` before the others, and those with `comes_last` behind.
+
+    The first ones add to the logs that the others show; the last ones save the states of others.
+    """
+    callbacks.callbacks.sort(
+        key=lambda callback: (
+            not getattr(callback, "comes_first", False),
+            getattr(callback, "comes_last", False),
+        )
+    )
 
 
 def begin_later(

@@ -19,47 +19,15 @@ from shardcore.binding.engine import adoption
 from shardcore.binding.keras_private.patches import replaces
 from shardcore.binding.ranks import rank_consistency
 from shardcore.binding.ranks.session import Session, Sessions
+from shardcore.binding.step_meter import Step, StepMeter
 from shardcore.binding.trainer_run import TrainerRun
 from shardcore.binding.training import undisturbed
+from shardcore.binding.training.emulation import EmulationWarning
 from shardcore.binding.types import Original
 from shardcore.ports.capture import StepCapture
-from shardcore.reporting.logs import log_of
-
-logger = log_of("training")
 
 # The arguments of `fit` by which ranks could run another number of epochs.
 _EPOCHS = ("epochs", "initial_epoch")
-# The first compute capability of CUDA devices with units for bfloat16: that of an A100.
-_WITH_BFLOAT16 = (8, 0)
-
-
-@attrs.define(eq=False)
-class _EmulationWarning:
-    """Warns once of models that compute in bfloat16 on a GPU without units for it.
-
-    torch says that such a GPU supports bfloat16: it computes in float32, and rounds.
-    """
-
-    _was_given: bool = attrs.field(default=False, init=False)
-
-    def check(self, model: Model) -> None:
-        if self._was_given or "cuda" not in str(keras_private.torch_device()):
-            return
-        capability = torch.cuda.get_device_capability()
-        layers = keras_private.layers_of(model)
-        layer = next((layer for layer in layers if layer.compute_dtype == "bfloat16"), None)
-        if capability >= _WITH_BFLOAT16 or layer is None:
-            return
-        self._was_given = True
-        logger.warning(
-            "Layer %r of model %r computes in bfloat16, which %s (compute capability %d.%d) only "
-            "emulates. Use its units for float16: "
-            "keras.config.set_dtype_policy('mixed_float16') before the model is built.",
-            layer.name,
-            model.name,
-            torch.cuda.get_device_name(),
-            *capability,
-        )
 
 
 @attrs.frozen
@@ -68,7 +36,7 @@ class Steps:
 
     sessions: Sessions
     capture: StepCapture[torch.Tensor]
-    emulation: _EmulationWarning = attrs.field(factory=_EmulationWarning, init=False)
+    emulation: EmulationWarning = attrs.field(factory=EmulationWarning, init=False)
 
     @replaces(
         "keras.src.backend.torch.trainer:TorchTrainer.make_train_function",
@@ -231,7 +199,7 @@ class _Step:
     def _on_mesh(self, data: list[object], session: Session) -> Any:
         first = session not in self.checked
         run, follows, left = self._deferring_run(), self._follows(), self._steps_left()
-        ahead = self._rows_ahead(data)
+        ahead, meter = self._rows_ahead(data), self._meter()
         with session.strategy.implicit_replication(), self.sessions.working(self.trainer):
             if first:
                 adoption.adopt(self.trainer, session)
@@ -250,10 +218,11 @@ class _Step:
             # The first step of a run creates the stand-ins of deferred sums: no later one is alike.
             is_sharded = session.mesh.size > 1
             is_like_no_other = first and run is not None and is_sharded and not sums.are_deferred
-            if is_like_no_other:
-                outputs = step()
-            else:
-                outputs = self.captured(step, batch, session, mode, follows, left)
+            run_step = partial(
+                self.captured, data=batch, session=session, mode=mode, follows=follows, left=left
+            )
+            how = _eagerly if is_like_no_other else run_step
+            outputs = self._measured(meter, how, step, batch)
             if first:
                 self.checked.add(session)
             if self.trainer not in session.checked:
@@ -277,7 +246,7 @@ class _Step:
         """Runs the step of a model without sharding; a strategy for one device captures it."""
         self.sessions.warn_without_distribution()
         if not self.sessions.entry.serves_one_device:
-            return self.function(data)
+            return self._measured(self._meter(), _eagerly, partial(self.function, data), data)
         batch = self._rows_ahead(data) or batches.step_on_one_device(data, self.sessions)
 
         def step() -> Any:
@@ -285,7 +254,23 @@ class _Step:
                 return self.function(batch)
 
         mode = None, batches.array_weights(data)
-        return self.captured(step, batch, None, mode, self._follows(), self._steps_left())
+        follows, left = self._follows(), self._steps_left()
+        run_step = partial(
+            self.captured, data=batch, session=None, mode=mode, follows=follows, left=left
+        )
+        return self._measured(self._meter(), run_step, step, batch)
+
+    def _meter(self) -> StepMeter | None:
+        run = self._run_of_trainer()
+        return None if run is None else run.meter
+
+    def _measured(
+        self, meter: StepMeter | None, run_step: Callable[[Step], Any], step: Step, batch: list[Any]
+    ) -> Any:
+        """Runs a step by `run_step`, and measures it if a callback of the run reports figures."""
+        if meter is None:
+            return run_step(step)
+        return meter.run(run_step, step, batch, lambda: self.captured.program_cost)
 
     def _steps_left(self) -> int | None:
         run = self._run_of_trainer()
@@ -295,3 +280,7 @@ class _Step:
         """Tells whether no code of the user ran since the last step; counts this one."""
         run = self._run_of_trainer()
         return run is not None and run.follows()
+
+
+def _eagerly(step: Step) -> Any:
+    return step()

@@ -1,6 +1,7 @@
 """Programs of steps: a step is recorded twice, and run from the trace if both agree (ADR 16)."""
 
 from collections.abc import Callable, Container, Iterator, Sequence, Set
+from functools import cached_property
 from typing import Any
 
 import attrs
@@ -15,7 +16,9 @@ from shardcore.adapters.capture.recording.recorder import Recorder, recording
 from shardcore.adapters.capture.running import cuda_graphs
 from shardcore.adapters.capture.running.executors import Executors
 from shardcore.adapters.capture.trace import Literals, Trace, Value, numbered, values
+from shardcore.adapters.flops import count_flops
 from shardcore.domain.capture import NotCaptured, TracesDiffer
+from shardcore.domain.cost.step_figures import StepCost
 from shardcore.ports.capture import Observer, Program, RecordedSum, StartedCollective, StepTrace
 
 
@@ -33,6 +36,7 @@ class RecordedProgram:
         trace: Its trace, to compare with a step with batches of another size.
         literals: By number, its constants.
         collectives: Its collectives, in order.
+        collective_bytes: The bytes of their operands.
         rollback: Undoes the writes of a run if a check fails.
         remark: The reason why Inductor did not compile it, if it should have; else empty.
     """
@@ -45,8 +49,14 @@ class RecordedProgram:
     trace: Trace
     literals: Literals
     collectives: tuple[StartedCollective, ...]
+    collective_bytes: int
     rollback: Rollback
     remark: str
+
+    @cached_property
+    def cost(self) -> StepCost:
+        """What a run of it sends, and what the recorded step computed."""
+        return StepCost(self.collective_bytes, sum(flops_of(self.trace)))
 
     def __call__(self, inputs: Sequence[Any], *, owned: bool = False) -> Any:
         """Runs it.
@@ -157,6 +167,7 @@ class TraceCapture:
             attrs.evolve(trace, first_values={}, outside=trace.outside | dict.fromkeys(literals)),
             literals,
             tuple(started_collectives(better, in_graph=executor.is_replayed)),
+            sum(sent_bytes(better)),
             rollback_of(better, captured_inputs),
             executor.remark,
         )
@@ -246,3 +257,25 @@ def started_collectives(trace: Trace, *, in_graph: bool = False) -> Iterator[Sta
             name = call.collective
             kind = f"{name} of {len(tensors)}, {plain}{where}"
             yield StartedCollective(kind, str(group), elements)
+
+
+def sent_bytes(trace: Trace) -> Iterator[int]:
+    """Yields the bytes that this rank gives to each collective of `trace`."""
+    for call in trace.calls:
+        if call.collective:
+            operands = torch_private.collective_operands(call.operator, call.args)
+            yield sum(trace.form(value).bytes for value in values(operands))
+
+
+def flops_of(trace: Trace) -> Iterator[int]:
+    """Yields the floating-point operations of each call of `trace`, by the shapes of its forms."""
+
+    def without_values(leaf: Any) -> Any:
+        form = trace.forms[leaf.number] if isinstance(leaf, Value) else None
+        return leaf if form is None else torch.empty(form.shape, dtype=form.dtype, device="meta")
+
+    for call in trace.calls:
+        operands = torch_private.tree_map(without_values, (call.args, call.kwargs))
+        yield count_flops(
+            call.operator, operands, torch_private.tree_map(without_values, call.result)
+        )
