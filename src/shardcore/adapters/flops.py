@@ -6,7 +6,7 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 
-def count_flops(operator: Any, operands: Any, result: Any) -> int:
+def count_flops(operator: object, operands: Any, result: object) -> int:
     """Counts operations of products, convolutions and attention as torch does; 0 for all else.
 
     torch counts attention on CUDA only; the operator for CPUs has the same first operands.

@@ -1,5 +1,6 @@
 """The meter of a running fit or evaluate: what its steps take, in windows and in all."""
 
+import math
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -11,6 +12,7 @@ from shardcore.domain.cost.step_figures import StepCost, StepTotals
 from shardcore.ports.measurement import StepMeasure
 
 Step = Callable[[], Any]
+RunStep = Callable[[Step], Any]
 
 
 @attrs.frozen
@@ -38,7 +40,7 @@ class StepMeter:
         figures: The means of the last window.
     """
 
-    measure: StepMeasure
+    measure: StepMeasure[Any]
     every: int
     dtype: str
     seconds_of_drawing: Callable[[], float]
@@ -62,9 +64,9 @@ class StepMeter:
 
     def run(
         self,
-        run_step: Callable[[Step], Any],
+        run_step: RunStep,
         step: Step,
-        batch: list[Any],
+        batch: list[object],
         program_cost: Callable[[], StepCost | None],
     ) -> Any:
         """Runs a step, and closes the window if this is its last one.
@@ -118,12 +120,8 @@ class StepMeter:
         return totals.figures(self.measure.peak_memory(), peak)
 
 
-def _tokens(batch: list[Any]) -> int:
+def _tokens(batch: list[object]) -> int:
     """Counts the elements of the largest integer input with two dims; 0 without one."""
     inputs, _, _ = keras.utils.unpack_x_y_sample_weight(batch[0])
-    leaves = filter(_has_tokens, keras_private.leaves(inputs))
-    return max((leaf.shape[0] * leaf.shape[1] for leaf in leaves), default=0)
-
-
-def _has_tokens(leaf: Any) -> bool:
-    return len(getattr(leaf, "shape", ())) == 2 and "int" in str(leaf.dtype)
+    integers = [x for x in keras_private.leaves(inputs) if "int" in str(getattr(x, "dtype", ""))]
+    return max((math.prod(x.shape) for x in integers if len(x.shape) == 2), default=0)

@@ -85,7 +85,7 @@ class Program(Protocol):
 
     @property
     def cost(self) -> StepCost:
-        """What a run of it sends and computes on this rank."""
+        """The bytes that a run of it sends on this rank, and the operations that it computes."""
 
     @property
     def remark(self) -> str:

@@ -5,7 +5,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import attrs
 
@@ -17,6 +17,8 @@ from shardcore.domain.layouts.mesh import Mesh
 from shardcore.domain.layouts.variable_size import ShardedVariable
 from shardcore.domain.scope import Scope
 from shardcore.ports.types import TensorT_contra
+
+MarkT = TypeVar("MarkT")
 
 
 @attrs.frozen(eq=False)
@@ -106,13 +108,13 @@ class CostCounter(Protocol):
         """The sums so far."""
 
 
-class StepMeasure(Protocol):
+class StepMeasure(Protocol[MarkT]):
     """A watch over running steps on the device of this rank."""
 
-    def mark(self) -> Any:
+    def mark(self) -> MarkT:
         """Marks the end of all work that was started so far, without waiting for it."""
 
-    def seconds(self, begin: Any, end: Any) -> float:
+    def seconds(self, begin: MarkT, end: MarkT) -> float:
         """The seconds between two marks. It waits for the later one."""
 
     def peak_memory(self) -> int:

@@ -1,15 +1,16 @@
-"""What a running step takes on the device of this rank: time, memory, collectives, operations."""
+"""The watch over a running step on the device of this rank: time, memory, collectives, work."""
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import attrs
 import torch
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.flops import count_flops
+from shardcore.adapters.torch_private import Operator
+from shardcore.adapters.torch_private.trees import Args, Kwargs
 from shardcore.domain.cost.machine import Machine, machine_with
 from shardcore.domain.cost.step_figures import StepCost
 
@@ -20,14 +21,16 @@ class CostCounter:
 
     cost: StepCost = attrs.field(factory=StepCost)
 
-    def before(self, operator: Any, args: Any, _kwargs: Any) -> bool:
+    def before(self, operator: Operator, args: Args, _kwargs: object) -> bool:
         """Counts the operands of a collective, and has `after` called."""
         started = torch_private.collective_call(operator, args)
         moved = 0 if started is None else started.operand_bytes
         self._add(StepCost(collective_bytes=moved))
         return True
 
-    def after(self, operator: Any, args: Any, kwargs: Any, _before: Any, result: Any) -> None:
+    def after(
+        self, operator: Operator, args: Args, kwargs: Kwargs, _before: object, result: object
+    ) -> None:
         """Counts the operations of an operator that has run."""
         self._add(StepCost(flops=count_flops(operator, (args, kwargs), result)))
 
@@ -36,8 +39,8 @@ class CostCounter:
         self.cost = StepCost(moved, self.cost.flops + cost.flops)
 
 
-class HostMeasure:
-    """The port `StepMeasure` for a device that computes while the host waits: a CPU.
+class _Measure:
+    """The part of a measure that is alike on all devices.
 
     Args:
         machine: The machine whose peak counts; None if it is unknown.
@@ -45,23 +48,6 @@ class HostMeasure:
 
     def __init__(self, machine: Machine | None) -> None:
         self._machine = machine
-
-    def mark(self) -> Any:
-        """Marks this time."""
-        return time.perf_counter()
-
-    def seconds(self, begin: Any, end: Any) -> float:
-        """The seconds between two marks."""
-        return float(end - begin)
-
-    def peak_memory(self) -> int:
-        """The most bytes of memory that this process had at a time.
-
-        Not `ru_maxrss`: a program that a large process starts inherits that of the large one.
-        """
-        with open("/proc/self/status", encoding="ascii") as status:
-            lines = dict(line.split(":", 1) for line in status)
-        return int(lines["VmHWM"].split()[0]) * 1024
 
     def peak_flops(self, dtype: str) -> float | None:
         """The operations of the device in a second with numbers of `dtype`; None if unknown."""
@@ -75,7 +61,28 @@ class HostMeasure:
             yield counter
 
 
-class CudaMeasure(HostMeasure):
+class HostMeasure(_Measure):
+    """The port `StepMeasure` for a device that computes while the host waits: a CPU."""
+
+    def mark(self) -> float:
+        """Marks this time."""
+        return time.perf_counter()
+
+    def seconds(self, begin: float, end: float) -> float:
+        """The seconds between two marks."""
+        return end - begin
+
+    def peak_memory(self) -> int:
+        """The most bytes of memory that this process had at a time.
+
+        Not `ru_maxrss`: a program that a large process starts inherits that of the large one.
+        """
+        with open("/proc/self/status", encoding="ascii") as status:
+            lines = dict(line.split(":", 1) for line in status)
+        return int(lines["VmHWM"].split()[0]) * 1024
+
+
+class CudaMeasure(_Measure):
     """The port `StepMeasure` for a device that computes after the host has started the kernels.
 
     Marks are events on its stream: only `seconds` waits for it.
@@ -97,7 +104,7 @@ class CudaMeasure(HostMeasure):
         return torch.cuda.max_memory_allocated()
 
 
-def measure_on(device: object, machine: Machine | None) -> HostMeasure:
+def measure_on(device: object, machine: Machine | None) -> HostMeasure | CudaMeasure:
     """Makes what measures steps on a device of torch, by its name.
 
     Args:

@@ -98,7 +98,7 @@ class CapturedStep:
 
     @property
     def program_cost(self) -> StepCost | None:
-        """What the program of the last step sends and computes; None if that ran eagerly."""
+        """The cost of the program that ran last; None if the last step ran eagerly."""
         return None if self._last is None else self._last.program.cost
 
     def _is_eager(self, entry: CacheEntry, left: float | None) -> bool:

@@ -16,7 +16,7 @@ class StepStatsCallback(keras.callbacks.Callback):  # type: ignore[misc]
     comes_first = True  # the others show what it adds
     async_safe = True  # on other threads it only copies the figures of the last window
 
-    def __init__(self, sessions: Sessions, measure: StepMeasure, every: int) -> None:
+    def __init__(self, sessions: Sessions, measure: StepMeasure[Any], every: int) -> None:
         super().__init__()
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise ArgumentProblem(
@@ -37,11 +37,11 @@ class StepStatsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Begins an epoch."""
         self._opened().begin()
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Adds the figures of the last window."""
         self._add(self._opened().figures, logs)
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Adds the means of the epoch."""
         self._add(self._opened().end(), logs)
 
@@ -55,12 +55,12 @@ class StepStatsCallback(keras.callbacks.Callback):  # type: ignore[misc]
             self._open()
             self._opened().begin()
 
-    def on_test_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_test_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Adds the figures of the last window."""
         if not self._is_in_fit:
             self._add(self._opened().figures, logs)
 
-    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
+    def on_test_end(self, logs: dict[str, float] | None = None) -> None:
         """Adds the means of all steps."""
         if not self._is_in_fit:
             self._add(self._opened().end(), logs)
@@ -79,6 +79,6 @@ class StepStatsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         return self._meter
 
     @staticmethod
-    def _add(figures: dict[str, float], logs: dict[str, Any] | None) -> None:
+    def _add(figures: dict[str, float], logs: dict[str, float] | None) -> None:
         if logs is not None:
             logs.update(figures)

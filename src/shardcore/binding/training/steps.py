@@ -19,7 +19,7 @@ from shardcore.binding.engine import adoption
 from shardcore.binding.keras_private.patches import replaces
 from shardcore.binding.ranks import rank_consistency
 from shardcore.binding.ranks.session import Session, Sessions
-from shardcore.binding.step_meter import Step, StepMeter
+from shardcore.binding.step_meter import RunStep, Step, StepMeter
 from shardcore.binding.trainer_run import TrainerRun
 from shardcore.binding.training import undisturbed
 from shardcore.binding.training.emulation import EmulationWarning
@@ -265,7 +265,7 @@ class _Step:
         return None if run is None else run.meter
 
     def _measured(
-        self, meter: StepMeter | None, run_step: Callable[[Step], Any], step: Step, batch: list[Any]
+        self, meter: StepMeter | None, run_step: RunStep, step: Step, batch: list[object]
     ) -> Any:
         """Runs a step by `run_step`, and measures it if a callback of the run reports figures."""
         if meter is None:

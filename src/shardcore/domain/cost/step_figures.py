@@ -7,7 +7,7 @@ _MIB = 2**20
 
 @attrs.frozen
 class StepCost:
-    """What one step sends and computes on one rank.
+    """The bytes that one step sends on one rank, and the operations that it computes.
 
     Args:
         collective_bytes: The bytes of its operands of collectives.

@@ -55,7 +55,7 @@ class RecordedProgram:
 
     @cached_property
     def cost(self) -> StepCost:
-        """What a run of it sends, and what the recorded step computed."""
+        """Counts what a run of it sends, and what the recorded step computed."""
         return StepCost(self.collective_bytes, sum(flops_of(self.trace)))
 
     def __call__(self, inputs: Sequence[Any], *, owned: bool = False) -> Any:
@@ -270,7 +270,7 @@ def sent_bytes(trace: Trace) -> Iterator[int]:
 def flops_of(trace: Trace) -> Iterator[int]:
     """Yields the floating-point operations of each call of `trace`, by the shapes of its forms."""
 
-    def without_values(leaf: Any) -> Any:
+    def without_values(leaf: object) -> object:
         form = trace.forms[leaf.number] if isinstance(leaf, Value) else None
         return leaf if form is None else torch.empty(form.shape, dtype=form.dtype, device="meta")
 
