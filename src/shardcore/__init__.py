@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         ensure_dtensor_input as ensure_dtensor_input,
         mesh_info as mesh_info,
         parallelize_torch_module as parallelize_torch_module,
+        resize as resize,
     )
 
 __version__ = "0.1.0"
@@ -62,7 +63,7 @@ _PUBLIC = {
     "tensor_api": [
         "all_gather", "all_gather_variable", "all_reduce", "distribute_model", "distribute_tensor",
         "distribute_variable", "ensure_dtensor", "ensure_dtensor_input", "mesh_info",
-        "parallelize_torch_module",
+        "parallelize_torch_module", "resize",
     ],
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}

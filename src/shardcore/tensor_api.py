@@ -9,6 +9,8 @@ from shardcore import bootstrap
 from shardcore.domain.layouts.placements import ReduceOp
 from shardcore.ports.types import (
     Array,
+    KerasLayer,
+    KerasModel,
     KerasModelT,
     KerasVariable,
     KerasVariableT,
@@ -72,6 +74,45 @@ def distribute_model(model: KerasModelT) -> KerasModelT:
     """
     _functions().distribute_model(model)
     return model
+
+
+def resize(
+    layer: KerasLayer,
+    vocabulary: int,
+    initializer: object = None,
+    *,
+    model: KerasModel | None = None,
+) -> None:
+    """Grows or shrinks the vocabulary of an embedding or of a head, in place. All ranks call it.
+
+    Rows of old tokens stay to the bit. All ranks take the new rows that rank 0 draws. Variables are
+    laid out again by their rules; the full value of one at a time is all-gathered.
+
+    Args:
+        layer: A built `Embedding`, `ReversibleEmbedding` with its own or tied reverse matrix, or
+            `Dense`, whose units are the vocabulary.
+        vocabulary: The new number of tokens.
+        initializer: Draws the new rows, by default that of the layer. A bias takes its own.
+        model: The compiled model: the slots of its optimizer are resized too, with zeros for new
+            rows, and a `vocabulary_size` in its configuration is set. Without it compile again.
+
+    Raises:
+        ArgumentProblem: If the layer has no vocabulary, or its size is not a number of tokens.
+        CallProblem: If the layer is not built, is quantized or LoRA-enabled, or the optimizer has
+            slots of other shapes.
+        RankMismatchError: If a rank does not call it, or with another size.
+
+    Example:
+        >>> words = keras.layers.Embedding(10, 4)
+        >>> words.build()
+        >>> shardcore.resize(words, 12)
+        >>> words.embeddings.shape, words.input_dim
+        ((12, 4), 12)
+    """
+    from shardcore.binding.vocabulary import Vocabulary
+
+    sessions = bootstrap.installation().binding.sessions
+    Vocabulary(sessions).resize(layer, vocabulary, initializer, model)
 
 
 def distribute_tensor(tensor: Array, layout: LayoutLike) -> "Tensor":

@@ -53,6 +53,14 @@ class KerasVariable(Protocol):
 KerasVariableT = TypeVar("KerasVariableT", bound=KerasVariable)
 
 
+class KerasLayer(Protocol):
+    """A `keras.Layer`."""
+
+    @property
+    def built(self) -> bool:
+        """Whether it has its variables."""
+
+
 class KerasModel(Protocol):
     """A `keras.Model`."""
 
