@@ -18,6 +18,7 @@ from shardcore.binding.cost.facts import describe
 from shardcore.domain.capture import State
 from shardcore.domain.layouts.mesh import Mesh
 from shardcore.testing import run_ranks
+from tests.distributed.programs import distribute as shard
 from tests.hub.activities import compare, distribute
 from tests.hub.models import CASES, prompt_for
 
@@ -127,3 +128,25 @@ def test_an_export_that_one_rank_cannot_write_fails_on_all_ranks(name, tmp_path)
         return backbone.predict(prompt_for(backbone), verbose=0).shape
 
     assert len(run_ranks(program, 2, timeout=300)) == 2
+
+
+def test_a_backbone_with_a_resized_vocabulary_loads_again(tmp_path):
+    def program(rank):
+        shard((1, 2), {"token_embedding/embeddings": ("model", None)})
+        keras.utils.set_random_seed(1)
+        sizes = {"num_query_heads": 2, "num_key_value_heads": 2, "hidden_dim": 8}
+        model = keras_hub.models.LlamaBackbone(
+            vocabulary_size=11, num_layers=1, intermediate_dim=16, **sizes
+        )
+        ids = np.arange(8).reshape(1, 8)
+        inputs = {"token_ids": ids, "padding_mask": np.ones_like(ids)}
+        before = np.array(model(inputs))
+        shardcore.resize(model.token_embedding, 14, model=model)
+        model.save(tmp_path / "model.keras")
+        loaded = keras.saving.load_model(tmp_path / "model.keras")
+        return before, np.array(model(inputs)), np.array(loaded(inputs)), loaded.vocabulary_size
+
+    for before, after, of_loaded, size in run_ranks(program, 2):
+        np.testing.assert_array_equal(after, before)
+        np.testing.assert_allclose(of_loaded, before, atol=1e-6)
+        assert size == 14

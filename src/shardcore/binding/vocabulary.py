@@ -41,7 +41,7 @@ class Vocabulary:
         _check(layer, size)
         draw = None if initializer is None else keras.initializers.get(initializer)
         parts = list(_parts(layer, draw))
-        optimizer = None if model is None else model.optimizer
+        optimizer = getattr(model, "optimizer", None)  # of a compiled model
         slots = {} if optimizer is None else keras_private.weights_by_moment(optimizer, model)
         for part in parts:
             if optimizer is not None:

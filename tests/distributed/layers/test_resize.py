@@ -174,6 +174,8 @@ def test_all_ranks_take_the_rows_of_rank_0_which_are_new():
         shardcore.resize(model.layers[1], 20, keras.initializers.RandomNormal(seed=rank))
         named = np.array(model.layers[1].embeddings)
         shardcore.resize(model.layers[1], 30)  # by the initializer of the layer
+        drawn = keras.initializers.RandomNormal(seed=0)((20, WIDTH))[WORDS:]
+        np.testing.assert_array_equal(named[WORDS:], np.array(drawn))
         return before, named, np.array(model.layers[1].embeddings)
 
     results = run_ranks(program, 2)
