@@ -64,7 +64,7 @@ class Vocabulary:
         rows = self._new_rows(part, size)
         for slot in slots:
             # An average of the weight begins at its values.
-            is_average = slot.name.endswith("_average")
+            is_average = slot.name.endswith("average")
             self._store(slot, dim, size, rows if is_average else torch.zeros_like(rows), variable)
         self._store(variable, dim, size, rows, None)
 

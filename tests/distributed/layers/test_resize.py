@@ -88,7 +88,7 @@ def new_value(variable, weights):
 
 
 def by_copying(build, optimizer, size):
-    """What one device trains if the arrays of a model are copied into a larger or smaller one."""
+    """Returns what one device trains if arrays are copied into a larger or smaller model."""
     shardcore.uninstall()
     old, new = (compiled(build, words, optimizer) for words in (WORDS, size))
     losses = fit(old, *BEFORE)
