@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import shardcore
+from shardcore.adapters.engine.declared import rules as declared
 from shardcore.domain.errors import ArgumentProblem, LayoutError, RuleError
 from shardcore.testing import check_operator_rule
 from tests import own_operators
@@ -29,7 +30,12 @@ def windows(x):
 
 @pytest.fixture(scope="module", autouse=True)
 def _declared():
+    """Declares the rules for this module only: ranks of other tests declare their own."""
+    before = dict(declared._RULES)
     own_operators.declare_all()
+    yield
+    declared._RULES.clear()
+    declared._RULES.update(before)
 
 
 HOLD = {
