@@ -1,0 +1,60 @@
+"""The programs of the gallery: their losses on two ranks are those of one device."""
+
+import runpy
+import sys
+
+import attrs
+import numpy as np
+import pytest
+
+from shardcore.testing import run_ranks
+from tests.checks.tree import ROOT
+
+PROGRAMS = {path.stem: path for path in (ROOT / "examples" / "gallery").glob("*.py")}
+# The share of the weights' bytes that each of two ranks stores, if the layout shards any.
+SHARES = {
+    "diffusion": (0.49, 0.52),  # all kernels
+    "language_model": (0.5, 0.65),  # attention and hidden layers
+    "recommender": (0.5, 0.65),  # both tables
+    "segmentation": (0.49, 0.6),  # kernels of 8 KiB and more
+    "text_classifier": (0.5, 0.9),  # the block, and not the words
+    "translation": (0.5, 0.9),  # the blocks, and not the words
+}
+
+
+@attrs.frozen
+class Trained:
+    """What a rank has after a training: its history, and the share of the weights it stores."""
+
+    history: dict[str, list[float]]
+    share: float
+
+
+def train(rank, path):
+    """Runs the program as `python PATH --small` does."""
+    sys.argv = [str(path), "--small"]
+    program = runpy.run_path(str(path), run_name="__main__")
+    values = [variable.value.detach() for variable in program["model"].weights]
+    local = [value.to_local() if hasattr(value, "to_local") else value for value in values]
+    size = sum(value.numel() for value in values)
+    return Trained(program["history"], sum(value.numel() for value in local) / size)
+
+
+@pytest.mark.parametrize("name", sorted(PROGRAMS))
+def test_a_program_learns_the_same_on_one_device_and_on_two_ranks(name):
+    (alone,) = run_ranks(train, 1, PROGRAMS[name], init=False)
+    on_ranks = run_ranks(train, 2, PROGRAMS[name], init=False)
+    assert alone.share == 1
+    for rank in on_ranks:
+        assert rank.history.keys() == alone.history.keys()
+        for metric, values in alone.history.items():
+            assert len(values) == 2
+            np.testing.assert_allclose(rank.history[metric], values, rtol=1e-4, err_msg=metric)
+        least, most = SHARES.get(name, (1, 1))
+        assert least <= rank.share <= most
+
+
+def test_the_gallery_has_eight_programs_that_are_read_at_a_glance():
+    lines = {name: len(path.read_text().splitlines()) for name, path in PROGRAMS.items()}
+    assert len(lines) == 8
+    assert {name: count for name, count in lines.items() if count >= 80} == {}
