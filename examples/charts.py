@@ -26,7 +26,9 @@ def picture(title, losses, stored, step):
     """
     height = HEAD + float(re.search(r'height="([\d.]+)"', step)[1])
     shapes = [_text(20, 24, title, "title"), *_lines(losses), *_bars(stored)]
-    below = step.replace("<svg ", f'<svg y="{HEAD}" ', 1)
+    tooltips = re.compile(r"(?<=.)<title>.*?</title>")
+    rounded = re.sub(r'="(\d+)\.\d+"', r'="\1"', tooltips.sub("", step))  # a smaller file
+    below = rounded.replace("<svg ", f'<svg y="{HEAD}" ', 1)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {PAGE} {height:g}" '
         f'width="{PAGE}" height="{height:g}" role="img"><title>{escape(title)}</title>'
@@ -75,6 +77,5 @@ def _bars(stored):
 
 
 def _text(x, y, text, kind="", anchor="start"):
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}">{escape(text)}</text>'
-    )
+    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+    return f'<text {place} class="{kind}">{escape(text)}</text>'

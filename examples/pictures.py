@@ -38,17 +38,19 @@ def main():
     parser.add_argument(
         "--report", metavar="FOLDER", help="run one on this rank; write facts there"
     )
+    parser.add_argument("--small", action="store_true", help="the size of the tests, in seconds")
     options = parser.parse_args()
+    size = ["--small"] if options.small else []
     if options.report:
-        report(options.programs[0], Path(options.report))
+        report(options.programs[0], size, Path(options.report))
         return
     for name in options.programs or sorted(path.stem for path in PROGRAMS.glob("*.py")):
-        draw(name)
+        draw(name, size)
 
 
-def report(name, folder):
+def report(name, size, folder):
     """Runs the program on this rank, and writes what `draw` needs. All ranks call it together."""
-    sys.argv = [name]
+    sys.argv = [name, *size]
     began = time.monotonic(), time.process_time()
     program = runpy.run_path(str(PROGRAMS / f"{name}.py"), run_name="__main__")
     seconds = time.monotonic() - began[0], time.process_time() - began[1]
@@ -75,23 +77,20 @@ def states(model):
 
 
 def batch(program):
-    """The first batch of the program: `(x,)`, or `(x, y)`."""
+    """The first batch of the program, `(x, y)`; of one without targets `(x, None)`."""
     import keras
 
-    names = ("x", "y") if "y" in program else ("x",)
-    rows = program["batch_size"]
-    return keras.tree.map_structure(
-        lambda array: array[:rows], tuple(program[name] for name in names)
-    )
+    rows, data = program["batch_size"], (program["x"], program.get("y"))
+    return keras.tree.map_structure(lambda array: None if array is None else array[:rows], data)
 
 
-def draw(name):
+def draw(name, size):
     """Runs the program on one device and on two ranks, and writes its picture and its times."""
     runs = {}
     with tempfile.TemporaryDirectory() as folder:
         for ranks, command in COMMANDS.items():
             print(f"{name} on {ranks} rank(s)", flush=True)
-            words = [*command, __file__, name, "--report", folder]
+            words = [*command, __file__, name, *size, "--report", folder]
             subprocess.run(words, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
             runs[ranks] = json.loads(Path(folder, "facts-0.json").read_text())
         step = Path(folder, "step.svg").read_text()

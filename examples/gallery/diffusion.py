@@ -37,7 +37,8 @@ class Diffusion(keras.Model):
         self.seeds = keras.random.SeedGenerator(1)
         self.mean = keras.metrics.Mean("loss")
 
-    def train_step(self, images):
+    def train_step(self, data):
+        images = keras.utils.unpack_x_y_sample_weight(data)[0]
         angle = keras.random.uniform((len(images), 1), 0, np.pi / 2, seed=self.seeds)
         noise = keras.random.normal(images.shape, seed=self.seeds)
         noisy = ops.cos(angle) * images + ops.sin(angle) * noise
@@ -52,8 +53,7 @@ class Diffusion(keras.Model):
 
     def draw(self, count):  # each step takes a part of the predicted noise away
         x = np.random.default_rng(1).normal(size=(count, SIDE * SIDE))
-        angles = np.linspace(0.98 * np.pi / 2, 0, steps + 1)
-        for angle, following in pairwise(angles):
+        for angle, following in pairwise(np.linspace(0.98 * np.pi / 2, 0, steps + 1)):
             noise = self.network.predict_on_batch([x, np.full((count, 1), angle)])
             image = np.clip((x - np.sin(angle) * noise) / np.cos(angle), -1, 1)
             x = np.cos(following) * image + np.sin(following) * noise

@@ -43,14 +43,14 @@ class GAN(keras.Model):
         super().compile()
         self.g_optimizer, self.d_optimizer = g_optimizer, d_optimizer
 
-    def train_step(self, real):
+    def train_step(self, data):
+        real = keras.utils.unpack_x_y_sample_weight(data)[0]
         fake = self.generator(keras.random.normal((len(real), NOISE), seed=self.seeds))
         on_real, on_fake = self.discriminator(real), self.discriminator(fake.detach())
         loss = self.bce(ops.ones_like(on_real), on_real)
         loss += self.bce(ops.zeros_like(on_fake), on_fake)
         self.update(self.discriminator, self.d_optimizer, loss)
-        on_fake = self.discriminator(fake)
-        generator_loss = self.bce(ops.ones_like(on_fake), on_fake)
+        generator_loss = self.bce(ops.ones_like(on_real), self.discriminator(fake))
         self.update(self.generator, self.g_optimizer, generator_loss)
         distance = ops.mean(ops.abs(ops.mean(real, axis=0) - ops.mean(fake, axis=0)))
         for mean, value in zip(self.means, (generator_loss, loss, distance), strict=True):

@@ -1,4 +1,4 @@
-"""A text classifier: which module of Python do these words come from? Tensor parallel by a policy.
+"""A text classifier: which module of Python do these words come from? Words are sharded too.
 
 python examples/gallery/text_classifier.py
 torchrun --nproc_per_node=2 examples/gallery/text_classifier.py
@@ -49,8 +49,8 @@ def build():
 
 keras.utils.set_random_seed(1)
 mesh = distribution.DeviceMesh((1, distribution.get_device_count()), ("data", "model"))
-plan = shardcore.plan(build, mesh, policy="tensor_parallel")  # print(plan) shows rules and reasons
-plan.distribute()
+plan = shardcore.plan(build, mesh, policy="sequence_parallel")
+plan.distribute()  # print(plan) shows its rules and their reasons
 
 model = build()
 model.compile(

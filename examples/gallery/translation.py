@@ -1,4 +1,4 @@
-"""Translation: an encoder and a decoder turn digits into English words; the sequence is sharded.
+"""Translation: an encoder and a decoder turn digits into words; tensor parallel by a policy.
 
 python examples/gallery/translation.py
 torchrun --nproc_per_node=2 examples/gallery/translation.py
@@ -60,7 +60,7 @@ def build():
 
 keras.utils.set_random_seed(1)
 mesh = distribution.DeviceMesh((1, distribution.get_device_count()), ("data", "model"))
-shardcore.plan(build, mesh, policy="sequence_parallel", small=0).distribute()
+shardcore.plan(build, mesh, policy="tensor_parallel", small=0).distribute()  # a tiny model
 
 model = build()
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
