@@ -41,7 +41,7 @@ ifndef SIDE_BY_SIDE
 endif
 .PHONY: help demo test test-fast test-long lint faults hosts checks unit unit-core unit-torch \
 	distributed distributed-dtensor distributed-manual matrix-full \
-	bench bench-jax hub states fuzz keras-tests tensorflow compat compat-all gpu docs dist traffic clean
+	bench bench-jax examples hub states fuzz keras-tests tensorflow compat compat-all gpu docs dist traffic clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.* ## /{printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -130,6 +130,10 @@ bench-jax: build/bench-jax/.installed
 hub: $(HUB_VENV)/.installed ### models of keras-hub over two ranks, beside one device
 	$(call headline,models of keras-hub over two ranks beside one device)
 	$(HUB_VENV)/bin/python -m pytest $(AT_A_TIME) tests/hub --durations=10
+
+examples: $(VENV)/.installed ### runs the programs of examples/gallery whole on one and two ranks, and draws them: docs/gallery.md
+	$(call headline,the programs of the gallery on one device and on two ranks and docs/gallery.md: ten minutes)
+	$(VENV)/bin/python examples/pictures.py $(PROGRAMS)
 
 states: $(VENV)/.installed ### changes Python state between captured steps in some 290 ways: two minutes; SEEDS=10
 	$(call headline,changes of Python state between captured steps; none may be missed)

@@ -70,4 +70,4 @@ x, tests = np.split(data[windows + np.arange(LENGTH)], [count])
 y, targets = np.split(data[windows + np.arange(LENGTH) + 1], [count])
 history = model.fit(x, y, batch_size=batch_size, epochs=epochs, verbose=2).history
 model.evaluate(tests[: count // 4], targets[: count // 4], batch_size=batch_size, verbose=2)
-print(write(model, "A class definition ", 4 if small else 60))
+print(write(model, "A class definition ", 1 if small else 60))

@@ -1,7 +1,9 @@
 """The programs of the gallery: their losses on two ranks are those of one device."""
 
+import re
 import runpy
 import sys
+from xml.etree import ElementTree
 
 import attrs
 import numpy as np
@@ -58,3 +60,15 @@ def test_the_gallery_has_eight_programs_that_are_read_at_a_glance():
     lines = {name: len(path.read_text().splitlines()) for name, path in PROGRAMS.items()}
     assert len(lines) == 8
     assert {name: count for name, count in lines.items() if count >= 80} == {}
+
+
+def test_the_page_shows_lines_of_the_programs_and_small_pictures():
+    page = (ROOT / "docs" / "gallery.md").read_text()
+    blocks = re.findall(r'^```py title="examples/gallery/(\w+)\.py"\n(.*?)^```$', page, re.M | re.S)
+    assert sorted(name for name, _ in blocks) == sorted(PROGRAMS)
+    for name, block in blocks:
+        assert set(block.splitlines()) <= set(PROGRAMS[name].read_text().splitlines()), name
+        picture = ROOT / "docs" / "images" / "gallery" / f"{name}.svg"
+        assert f"(images/gallery/{name}.svg)" in page
+        assert picture.stat().st_size < 30 * 1024, name
+        ElementTree.parse(picture)
