@@ -1,4 +1,4 @@
-"""A diffusion model with a train_step of its own; all kernels are sharded over the batch axis.
+"""A diffusion model with its own train_step; all kernels are sharded over the batch axis.
 
 python examples/gallery/diffusion.py
 torchrun --nproc_per_node=2 examples/gallery/diffusion.py

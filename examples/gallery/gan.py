@@ -1,4 +1,4 @@
-"""A GAN with a train_step of its own: two networks, two optimizers; data parallel.
+"""A GAN with its own train_step: two networks, two optimizers; data parallel.
 
 python examples/gallery/gan.py
 torchrun --nproc_per_node=2 examples/gallery/gan.py
