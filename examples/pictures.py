@@ -1,6 +1,6 @@
 """Runs the programs of the gallery, whole, on one device and on two ranks, and draws what they did.
 
-python examples/pictures.py               all of them; an hour or less
+python examples/pictures.py               all of them: ten minutes
 python examples/pictures.py gan images    these two
 
 It writes docs/images/gallery/*.svg, and the table of docs/gallery.md.

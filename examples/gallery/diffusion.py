@@ -16,7 +16,7 @@ import torch
 from keras import distribution, layers, ops
 
 small = "--small" in sys.argv
-count, epochs, batch_size, steps = (64, 2, 32, 4) if small else (8192, 20, 64, 20)
+count, epochs, batch_size, steps = (64, 2, 32, 4) if small else (8192, 6, 64, 20)
 SIDE, WIDTH = 16, 384
 
 
