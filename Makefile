@@ -20,7 +20,7 @@ COMPILED_LATER := --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 
 # These need torch; every other unit test and doctest must pass in .venv-core.
-NEEDS_TORCH := src/shardcore/adapters src/shardcore/binding src/shardcore/api.py src/shardcore/callback_api.py src/shardcore/checkpoint_api.py src/shardcore/plan_api.py \
+NEEDS_TORCH := src/shardcore/adapters src/shardcore/binding src/shardcore/api.py src/shardcore/callback_api.py src/shardcore/checkpoint_api.py src/shardcore/files_api.py src/shardcore/plan_api.py \
 	src/shardcore/tensor_api.py src/shardcore/testing tests/unit/adapters tests/unit/binding tests/unit/gpu tests/unit/testing
 
 # Two tests at a time, and three of those on ranks: one computes while the ranks of another wait, or a compiler runs.

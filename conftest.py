@@ -16,7 +16,7 @@ line_coverage.measure()
 
 MODULES = tuple(
     f"shardcore.{name}"
-    for name in ("api", "callback_api", "checkpoint_api", "plan_api", "tensor_api")
+    for name in ("api", "callback_api", "checkpoint_api", "files_api", "plan_api", "tensor_api")
 )
 
 

@@ -29,6 +29,12 @@ if TYPE_CHECKING:
         save_checkpoint as save_checkpoint,
     )
     from shardcore.engines_api import join_engines as join_engines
+    from shardcore.files_api import (
+        load_dcp as load_dcp,
+        load_safetensors as load_safetensors,
+        save_dcp as save_dcp,
+        save_safetensors as save_safetensors,
+    )
     from shardcore.plan_api import (
         build as build,
         estimate_memory as estimate_memory,
@@ -59,6 +65,7 @@ _PUBLIC = {
     "callback_api": ["ShardedCheckpoint", "StepStats"],
     "checkpoint_api": ["latest_checkpoint", "load_checkpoint", "save_checkpoint"],
     "engines_api": ["join_engines"],
+    "files_api": ["load_dcp", "load_safetensors", "save_dcp", "save_safetensors"],
     "plan_api": ["build", "estimate_memory", "plan", "rules_report"],
     "tensor_api": [
         "all_gather", "all_gather_variable", "all_reduce", "distribute_model", "distribute_tensor",

@@ -1,14 +1,15 @@
-"""The store of checkpoints, as the binding needs it. It knows bytes, and no tensors."""
+"""Stores of checkpoints and of weights, as the binding needs them. They know bytes, no tensors."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
 import attrs
 
-from shardcore.domain.checkpoints.grid import HeldPart
+from shardcore.domain.checkpoints.grid import Box, HeldPart
 from shardcore.domain.checkpoints.index import Index, StoredVariable
+from shardcore.domain.checkpoints.weight_keys import FileTensor
 
 
 @attrs.frozen(eq=False)
@@ -176,3 +177,75 @@ class CheckpointStore(Protocol):
             position: The number of this process among those that read it together.
             readers: How many they are. Each compares the checksums of its share of the files.
         """
+
+
+@attrs.frozen(eq=False)
+class PartToWrite:
+    """A part of a tensor that a rank writes into files of weights.
+
+    Args:
+        tensor: The tensor.
+        box: The part of it.
+        values: Copies its bytes to the host, in row-major order.
+    """
+
+    tensor: FileTensor
+    box: Box
+    values: Callable[[], memoryview]
+
+
+@attrs.frozen
+class WeightTarget:
+    """Files of weights that are to be written.
+
+    Args:
+        path: The folder or the file.
+        tensors: The tensors, in order.
+        limit: The most bytes of a file that has several tensors.
+    """
+
+    path: Path
+    tensors: tuple[FileTensor, ...]
+    limit: int
+
+
+class WeightReader(Protocol):
+    """Open files of weights."""
+
+    @property
+    def tensors(self) -> Mapping[str, FileTensor]:
+        """The tensors in them, by key."""
+
+    def read(self, tensor: FileTensor, box: Box) -> tuple[bytearray, int]:
+        """Reads a part of a tensor.
+
+        Returns:
+            Its bytes in row-major order, and how many were read from files for it.
+        """
+
+
+class WeightStore(Protocol):
+    """A format of files of weights, which other programs read and write too."""
+
+    def reading(self, path: Path) -> AbstractContextManager[WeightReader]:
+        """Opens files for reading, on one rank or on several.
+
+        Raises:
+            CheckpointError: If there are none, or they are damaged.
+        """
+
+    def begin(self, target: WeightTarget) -> None:
+        """Makes room for the files. One rank calls it, the others wait.
+
+        Raises:
+            CheckpointError: If there are files that must not be mixed with these.
+        """
+
+    def write(self, target: WeightTarget, parts: Sequence[PartToWrite]) -> None:
+        """Writes the parts of this rank. All ranks call it together."""
+
+    def complete(self, target: WeightTarget) -> None:
+        """Gives the files their names. One rank calls it when all have written."""
+
+    def discard(self, target: WeightTarget) -> None:
+        """Removes what an unfinished write has left. One rank calls it."""

@@ -7,6 +7,7 @@ import zlib
 import keras
 import numpy as np
 import pytest
+import safetensors.numpy
 from keras import initializers
 
 import shardcore
@@ -183,3 +184,36 @@ def test_a_compressed_archive_is_read_too(tmp_path):
     for found in run_ranks(load, 2):
         for one, other in zip(found, saved, strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("pattern", ["a b -> a b", "a b -> b a"])
+def test_a_rank_reads_and_writes_files_of_others_with_room_for_its_shard(tmp_path, pattern):
+    value = np.arange(4096 * 4096, dtype="float32").reshape(4096, 4096)
+    safetensors.numpy.save_file({"w": value}, tmp_path / "old.safetensors")
+
+    def grown(_rank):
+        shard_last_dim("dtensor")
+        keys = lambda path: ("w", pattern)  # noqa: E731
+        model = keras.Sequential([keras.Input((4096,)), OfTwoDims()])
+        memory.map_large_blocks()
+        memory.begin()
+        read = memory.peak(
+            lambda: shardcore.load_safetensors(model, tmp_path / "old.safetensors", keys)
+        )
+        memory.begin()
+        write = memory.peak(
+            lambda: shardcore.save_safetensors(model, tmp_path / "new.safetensors", keys)
+        )
+        return read["process"] / MIB, write["process"] / MIB
+
+    for read, write in run_ranks(grown, 2):
+        assert read < 1.15 * 32
+        assert write < 1.15 * 32
+    np.testing.assert_array_equal(
+        safetensors.numpy.load_file(tmp_path / "new.safetensors")["w"], value
+    )
+
+
+class OfTwoDims(keras.layers.Layer):
+    def build(self, shape):
+        self.add_weight(shape=(4096, 4096), name="of_2_dims")

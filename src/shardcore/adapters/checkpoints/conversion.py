@@ -20,6 +20,7 @@ import numpy as np
 from shardcore.adapters.checkpoints import folders, safetensors
 from shardcore.adapters.checkpoints.conversion_sources import Source, Variable, open_source
 from shardcore.adapters.checkpoints.lease import acquire
+from shardcore.domain.checkpoints import hub_format
 from shardcore.domain.checkpoints.file_format import header_of
 from shardcore.domain.checkpoints.grid import Grid
 from shardcore.domain.checkpoints.index import Index, StoredFile, StoredVariable
@@ -28,7 +29,6 @@ from shardcore.domain.errors import CheckpointError
 _Writer = Callable[[Path, Path, Source, int | None], None]
 
 _CHECKPOINT = re.compile(r"step-\d{8,18}")
-_DEFAULT_SHARD = 5 * 2**30  # bytes, as in Keras
 _FILE = "rank-00000.safetensors"
 
 
@@ -183,7 +183,8 @@ def _sharded_h5(folder: Path, target: Path, source: Source, limit: int | None) -
     """Writes Keras' sharded weights: several files, and the map from groups to them."""
     stem = target.name.removesuffix(".weights.json")
     groups: dict[str, list[str]] = {}
-    for number, part in enumerate(_divide(source.variables, limit)):
+    parts = hub_format.divide(source.variables, limit or hub_format.DEFAULT_LIMIT)
+    for number, part in enumerate(parts):
         name = f"{stem}_{number:05}.weights.h5"
         with h5py.File(folder / name, "w") as file:
             for variable in part:
@@ -200,22 +201,16 @@ def _safetensors(folder: Path, target: Path, source: Source, _limit: int | None)
 
 def _sharded_safetensors(folder: Path, target: Path, source: Source, limit: int | None) -> None:
     """Writes a folder of safetensors files with an index, as the Hugging Face hub has it."""
-    parts = list(_divide(source.variables, limit))
-    if len(parts) == 1:
-        _write_file(folder / "model.safetensors", parts[0])
-        return
-    files_of: dict[str, str] = {}
-    for number, part in enumerate(parts, 1):
-        name = f"model-{number:05}-of-{len(parts):05}.safetensors"
+    files = hub_format.files_of(source.variables, limit or hub_format.DEFAULT_LIMIT)
+    for name, part in files.items():
         _write_file(folder / name, part)
-        files_of |= dict.fromkeys((variable.name for variable in part), name)
-    text = json.dumps(_weight_map(source, files_of), indent=2)
-    (folder / "model.safetensors.index.json").write_text(text)
+    if len(files) > 1:
+        file_of = {variable.name: name for name, part in files.items() for variable in part}
+        (folder / hub_format.INDEX).write_text(json.dumps(_weight_map(source, file_of), indent=2))
 
 
 def _weight_map(source: Source, files_of: Mapping[str, object]) -> dict[str, object]:
-    size = sum(variable.nbytes for variable in source.variables)
-    return {"metadata": {"total_size": size}, "weight_map": files_of}
+    return hub_format.index_of(sum(variable.nbytes for variable in source.variables), files_of)
 
 
 def _checkpoint(folder: Path, target: Path, source: Source, _limit: int | None) -> None:
@@ -240,16 +235,3 @@ def _checkpoint(folder: Path, target: Path, source: Source, _limit: int | None) 
 def _write_file(path: Path, variables: Sequence[Variable]) -> StoredFile:
     header = header_of((variable.name, variable.dtype, variable.shape) for variable in variables)
     return safetensors.write(path, header, (variable.read() for variable in variables))
-
-
-def _divide(variables: Sequence[Variable], limit: int | None) -> Iterator[list[Variable]]:
-    """Yields the variables in parts of at most `limit` bytes; each has at least one variable."""
-    part: list[Variable] = []
-    size = 0
-    for variable in variables:
-        if part and size + variable.nbytes > (limit or _DEFAULT_SHARD):
-            yield part
-            part, size = [], 0
-        part.append(variable)
-        size += variable.nbytes
-    yield part

@@ -138,7 +138,7 @@ def _of_entry(name: str, file: safetensors.SafetensorsFile) -> Variable:
 
 
 def _keras_weights(path: Path, stack: ExitStack) -> Source:
-    paths = [path] if path.suffix == ".h5" else [path.with_name(name) for name in _file_names(path)]
+    paths = [path] if path.suffix == ".h5" else _files_of(path)
     try:
         for part in paths:
             folders.check(part)
@@ -158,24 +158,31 @@ def _keras_weights(path: Path, stack: ExitStack) -> Source:
     return Source(variables)
 
 
-def _file_names(path: Path) -> list[str]:
-    """Reads the names of the files from the weight map of a .weights.json."""
+def _files_of(path: Path) -> list[Path]:
+    names = {name for listed in weight_map(path).values() for name in listed}
+    return [path.with_name(name) for name in sorted(names)]
+
+
+def weight_map(path: Path) -> dict[str, list[str]]:
+    """Reads the index of several files: for each key, or group of variables, its files.
+
+    Raises:
+        CheckpointError: If it is none, or names a file outside of its folder.
+    """
     try:
-        content: Any = file_format.parse_json(
-            folders.read(path, file_format.HEADER_BYTES), file_format.HEADER_BYTES
-        )
-        file_names = content["weight_map"].values()
-        names = {
-            name
-            for listed in file_names
-            for name in ([listed] if isinstance(listed, str) else listed)
+        text = folders.read(path, file_format.HEADER_BYTES)
+        content: Any = file_format.parse_json(text, file_format.HEADER_BYTES)
+        files_of = {
+            key: [listed] if isinstance(listed, str) else list(listed)
+            for key, listed in content["weight_map"].items()
         }
-        if all(isinstance(name, str) and Path(name).name == name for name in names):
-            return sorted(names)
+        names = {name for listed in files_of.values() for name in listed}
+        if all(files_of.values()) and all(Path(name).name == name for name in names):
+            return files_of
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise CheckpointError(
             f"Expected a 'weight_map' from variables to files in {str(path)!r}, got {error!r}: "
-            "give the .weights.json that Keras or 'shardcore checkpoint convert' wrote.",
+            "give the index that Keras, Transformers or shardcore wrote.",
             name=str(path),
             got=repr(error),
         ) from None

@@ -6,7 +6,7 @@ Its tests read what this module writes, and the reverse.
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -106,6 +106,64 @@ class SafetensorsFile:
                     name=str(self.path),
                 )
             target, offset = target[count:], offset + count
+
+
+def create(path: Path, header: bytes) -> None:
+    """Makes a file with a header, and room for the tensors of it.
+
+    An unfinished file of that name is replaced.
+    """
+    entries = _tensors_of(header)
+    size = max((entry.begin + entry.nbytes for entry in entries.values()), default=len(header))
+    path.unlink(missing_ok=True)
+    with path.open("xb") as file:
+        file.write(header)
+        file.truncate(size)
+
+
+@contextmanager
+def open_for_parts(path: Path, header: bytes) -> Iterator[Callable[[str, Box, memoryview], None]]:
+    """Opens a file of `create`, and gives what writes a part of a tensor: its key, box and bytes.
+
+    Several processes may write parts that have no common element. Their bytes are on the disk when
+    the context ends.
+
+    Raises:
+        FileNotFoundError: If no process has made it on a file system that this one sees.
+    """
+    entries = _tensors_of(header)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except OSError as error:
+        error.add_note("All hosts have to share the file system of the folder.")
+        raise
+
+    def write_part(key: str, part: Box, data: memoryview) -> None:
+        entry, width = entries[key], DTYPES[entries[key].dtype][1]
+        whole = Box((0,) * len(part.shape), part.shape)
+        for to, source, count in consecutive_runs(entry.shape, part, part.shape, whole):
+            _write_at(
+                descriptor,
+                entry.begin + to * width,
+                data[source * width : (source + count) * width],
+            )
+
+    try:
+        yield write_part
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_at(descriptor: int, offset: int, data: memoryview) -> None:
+    while data.nbytes:
+        count = os.pwrite(descriptor, data, offset)
+        data, offset = data[count:], offset + count
+
+
+def _tensors_of(header: bytes) -> dict[str, Entry]:
+    """Parses a header that this process has made."""
+    return entries_of(header[PREFIX:], None)
 
 
 @contextmanager

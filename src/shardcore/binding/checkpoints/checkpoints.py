@@ -2,12 +2,10 @@
 
 import hashlib
 import os
-import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
 
 import attrs
 import keras
@@ -15,16 +13,12 @@ import keras
 from shardcore.binding.checkpoints import state
 from shardcore.binding.checkpoints.loading import Restore
 from shardcore.binding.checkpoints.state import StateTensor
-from shardcore.binding.engine import adoption
-from shardcore.binding.ranks import rank_consistency
-from shardcore.binding.ranks.collective_errors import raise_on_all_ranks
-from shardcore.binding.ranks.session import Session, Sessions
+from shardcore.binding.checkpoints.taking_part import Ranks
+from shardcore.binding.ranks.session import Sessions
 from shardcore.domain.checkpoints.contents import divide, pieces_of_rank
 from shardcore.domain.checkpoints.index import Index
-from shardcore.domain.errors import CallProblem, CheckpointError
+from shardcore.domain.errors import CheckpointError
 from shardcore.ports.checkpoints import CheckpointStore, Commit, Lease, PendingSave
-
-Result = TypeVar("Result")
 
 
 @attrs.frozen(eq=False)
@@ -61,63 +55,6 @@ class SaveRequest:
 
 
 @attrs.frozen(eq=False)
-class _Ranks:
-    """The ranks that save or load together; without a session, one process alone."""
-
-    session: Session | None
-
-    @classmethod
-    def of_model(cls, model: keras.Model, sessions: Sessions, call: str) -> "_Ranks":
-        """Waits for the ranks of a model, and completes its state on them. A collective.
-
-        Variables of before the distribution are laid out, and deferred sums of metrics reduced.
-
-        Raises:
-            CallProblem: If several ranks have no distribution, or this is another thread.
-        """
-        if threading.current_thread() is not threading.main_thread():
-            raise CallProblem(
-                f"{call}() was called on thread {threading.current_thread().name!r}: all ranks "
-                "take part in it, so call it on the main thread.",
-                name=threading.current_thread().name,
-            )
-        session = sessions.current() or sessions.session_of_model(model)
-        if session is not None:
-            session.processes.barrier(f"{call}()")
-            adoption.adopt(model, session)
-            sessions.sums.reduce()
-        elif sessions.processes.world_size > 1:
-            raise CallProblem(
-                f"{call}() was called by {sessions.processes.world_size} processes without a "
-                "distribution, each of which has a model by itself: set one first, such as "
-                "keras.distribution.set_distribution(keras.distribution.DataParallel())."
-            )
-        return cls(session)
-
-    @property
-    def position(self) -> int:
-        return 0 if self.session is None else self.session.world.position
-
-    def run(self, work: Callable[[], Result], what: str) -> Result:
-        """Does `work` on all ranks; if it fails on one, all raise its error."""
-        return raise_on_all_ranks(work, what, self.session)
-
-    def gather(self, value: object) -> list[Any]:
-        return [value] if self.session is None else self.session.processes.gather(value)
-
-    def compare(self, facts: rank_consistency.Facts) -> None:
-        if self.session is not None:
-            rank_consistency.compare(facts, self.session)
-
-    def choose(self, choose: Callable[[], Path | None], what: str) -> Path | None:
-        """Looks for a checkpoint on rank 0, so that all ranks have the same one, or None."""
-        is_other = self.session is not None and self.session.processes.rank != 0
-        chosen = self.run((lambda: None) if is_other else choose, what)
-        path: Path | None = self.gather(chosen)[0]
-        return path
-
-
-@attrs.frozen(eq=False)
 class Saving:
     """A checkpoint that is being written.
 
@@ -127,7 +64,7 @@ class Saving:
 
     path: Path
     _pending: PendingSave
-    _ranks: _Ranks
+    _ranks: Ranks
 
     def finish(self) -> Path:
         """Waits until the checkpoint is complete. A collective.
@@ -176,7 +113,7 @@ class Checkpoints:
 
     def begin(self, request: SaveRequest) -> Saving:
         """Copies this rank's part of a checkpoint, and begins to write it. A collective."""
-        ranks = _Ranks.of_model(request.model, self.sessions, "save_checkpoint")
+        ranks = Ranks.of_model(request.model, self.sessions, "save_checkpoint")
         tensors = [*state.tensors_of(request.model, ranks.session), *request.arrays]
         variables = divide(tensor.to_store() for tensor in tensors)
         content = {**request.state, "generators": state.generators()}
@@ -201,7 +138,7 @@ class Checkpoints:
         return Saving(self.store.path(request.directory, request.step), pending, ranks)
 
     def _begin_folder(
-        self, request: SaveRequest, ranks: _Ranks, after_error: ExitStack
+        self, request: SaveRequest, ranks: Ranks, after_error: ExitStack
     ) -> tuple[Lease | None, Path]:
         """Makes the new folder, on the rank that commits and under its lease."""
         lease = None if request.lease is None else request.lease.use()
@@ -226,7 +163,7 @@ class Checkpoints:
         Raises:
             CheckpointError: On all ranks, if another job has it.
         """
-        path, ranks = Path(directory).absolute(), _Ranks(self.sessions.current())
+        path, ranks = Path(directory).absolute(), Ranks(self.sessions.current())
         return ranks.run(
             lambda: self.store.lease(path) if ranks.position == 0 else None,
             f"write checkpoints into {str(path)!r}",
@@ -246,7 +183,7 @@ class Checkpoints:
         Raises:
             CheckpointError: On all ranks, before a value of the model has changed.
         """
-        ranks = _Ranks.of_model(model, self.sessions, "load_checkpoint")
+        ranks = Ranks.of_model(model, self.sessions, "load_checkpoint")
         folder = self._find(Path(path).absolute(), ranks)
         restore = Restore(folder, self._index(folder, ranks), model, ranks.session)
         restore.match(strict)
@@ -256,7 +193,7 @@ class Checkpoints:
             ranks.run(partial(restore.read, reader), f"read checkpoint {str(folder)!r}")
         return restore
 
-    def _find(self, path: Path, ranks: _Ranks) -> Path:
+    def _find(self, path: Path, ranks: Ranks) -> Path:
         what = f"look for a checkpoint in {str(path)!r}"
         folder = ranks.choose(partial(self.store.find, path), what)
         if folder is None:
@@ -267,7 +204,7 @@ class Checkpoints:
             )
         return folder
 
-    def _index(self, folder: Path, ranks: _Ranks) -> Index:
+    def _index(self, folder: Path, ranks: Ranks) -> Index:
         """Reads the index on every rank, and compares it: hosts may see other files."""
         name = f"checkpoint {str(folder)!r}"
         index = ranks.run(partial(self.store.index, folder), f"read the index of {name}")
@@ -277,7 +214,7 @@ class Checkpoints:
 
     def latest(self, directory: str | os.PathLike[str]) -> Path | None:
         """Finds the newest complete checkpoint, None without one. A collective."""
-        path, ranks = Path(directory).absolute(), _Ranks(self.sessions.current())
+        path, ranks = Path(directory).absolute(), Ranks(self.sessions.current())
         return ranks.choose(
             partial(self.store.latest, path), f"look for checkpoints in {str(path)!r}"
         )

@@ -73,12 +73,7 @@ def tensors_of(model: keras.Model, session: Session | None) -> list[StateTensor]
     Each has the key that Keras gives it in weight files; a seed, and a variable of a layer that
     Keras saves in another form, has its number.
     """
-    if not model.built:
-        raise CheckpointError(
-            f"Model {model.name!r} is not built, so it has no variables: give it an Input, or "
-            "call it on a batch.",
-            name=model.name,
-        )
+    _check_built(model)
     keys = keras_private.weight_keys(model)
     groups = _groups(model)
     numbers = {group: count() for group in ("model", "seeds", "optimizer", "metrics")}
@@ -93,6 +88,21 @@ def tensors_of(model: keras.Model, session: Session | None) -> list[StateTensor]
     for number, buffer in enumerate(torch_modules.buffers(model)):
         tensors.append(_of_buffer(f"buffers/{number}", buffer, session))
     return tensors
+
+
+def weights_of(model: keras.Model, session: Session | None) -> list[StateTensor]:
+    """Lists the weights of a built model, each named by its path."""
+    _check_built(model)
+    return [_of_variable(v.path, "model", v, session) for v in model.weights]
+
+
+def _check_built(model: keras.Model) -> None:
+    if not model.built:
+        raise CheckpointError(
+            f"Model {model.name!r} is not built, so it has no variables: give it an Input, or "
+            "call it on a batch.",
+            name=model.name,
+        )
 
 
 def mesh_of(session: Session | None) -> Mesh:

@@ -4,7 +4,7 @@ Each piece is written by one of the ranks that hold it.
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -81,18 +81,25 @@ class VariableMatch:
         """
         lines = [*self.problems, *(f"{variable} is not in the model" for variable in self.unused)]
         if lines:
-            further = [f"... and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
             raise CheckpointError(
-                "\n  ".join(
-                    [
-                        f"Checkpoint {checkpoint!r} does not fit the model; nothing was loaded:",
-                        *lines[:_SHOWN],
-                        *further,
-                        "Build and compile the model that was saved, or load what fits with "
-                        "strict=False.",
-                    ]
+                listed(
+                    f"Checkpoint {checkpoint!r} does not fit the model; nothing was loaded:",
+                    lines,
+                    "Build and compile the model that was saved, or load what fits with "
+                    "strict=False.",
                 )
             )
+
+
+def listed(headline: str, lines: Sequence[str], remedy: str) -> str:
+    r"""Joins the lines of an error, up to eight of them.
+
+    Example:
+        >>> listed("Two problems:", ["a is missing", "b is missing"], "Add them.").split("\\n  ")
+        ['Two problems:', 'a is missing', 'b is missing', 'Add them.']
+    """
+    further = [f"... and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+    return "\n  ".join([headline, *lines[:_SHOWN], *further, remedy])
 
 
 def match(
@@ -162,11 +169,20 @@ class VariableToStore:
 
 @attrs.frozen
 class Piece:
-    """A piece that a rank writes: its key in the file, and its part of the rank's local shard."""
+    """A piece that a rank writes.
+
+    Args:
+        key: Its key in the file of a checkpoint.
+        dtype: The name of its dtype.
+        variable: The name of the variable.
+        full: The part of the full variable.
+        local: The same part of the rank's local shard.
+    """
 
     key: str
     dtype: str
     variable: str
+    full: Box
     local: Box
 
 
@@ -214,5 +230,5 @@ def pieces_of_rank(variables: Iterable[tuple[StoredVariable, Layout]], rank: int
             for number, common in variable.grid.overlaps(part.full):
                 if variable.files[number] == rank:
                     key, box = variable.key(variable.grid.box(number)), part.local_box(common)
-                    written.append(Piece(key, variable.dtype, variable.name, box))
+                    written.append(Piece(key, variable.dtype, variable.name, common, box))
     return written

@@ -7,6 +7,7 @@ numbers and names are bounded before they are used. The bounds are far above tho
 import json
 import math
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Final, cast
 
 import attrs
@@ -173,32 +174,49 @@ class Entry:
     @property
     def nbytes(self) -> int:
         """The bytes of its elements."""
-        return math.prod(self.shape) * DTYPES[self.dtype][1]
+        return nbytes_of(self.dtype, self.shape)
 
 
-def header_of(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> bytes:
+def nbytes_of(dtype: str, shape: tuple[int, ...]) -> int:
+    """Computes the bytes of the elements of a tensor.
+
+    Example:
+        >>> nbytes_of("bfloat16", (2, 3))
+        12
+    """
+    return math.prod(shape) * DTYPES[dtype][1]
+
+
+def header_of(
+    tensors: Iterable[tuple[str, str, tuple[int, ...]]],
+    metadata: Mapping[str, str] = MappingProxyType({}),
+) -> bytes:
     """Builds the beginning of a file of tensors, each a key, a dtype and a shape.
 
     Example:
         >>> header_of([("a", "int8", (2,))])[8:]
         b'{"a":{"dtype":"I8","shape":[2],"data_offsets":[0,2]}}   '
     """
-    entries, end = {}, 0
+    entries: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
     for key, dtype, shape in tensors:
-        code, width = DTYPES[dtype]
-        begin, end = end, end + math.prod(shape) * width
-        entries[key] = {"dtype": code, "shape": list(shape), "data_offsets": [begin, end]}
+        begin, end = end, end + nbytes_of(dtype, shape)
+        entries[key] = {
+            "dtype": DTYPES[dtype][0],
+            "shape": list(shape),
+            "data_offsets": [begin, end],
+        }
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(PREFIX, "little") + text
 
 
-def entries_of(header: bytes, size: int) -> dict[str, Entry]:
+def entries_of(header: bytes, size: int | None) -> dict[str, Entry]:
     """Parses a header; its tensors fill the file of `size` bytes without gaps and overlaps.
 
     Args:
         header: Its header, without the length.
-        size: Its bytes.
+        size: Its bytes; None if the tensors are still to be written.
 
     Raises:
         CheckpointError: If they do not fill it, or a size is impossible.
@@ -220,7 +238,7 @@ def entries_of(header: bytes, size: int) -> dict[str, Entry]:
         if entry.begin != at:
             raise CheckpointError(f"a tensor begins at byte {entry.begin}, not {at}")
         at += entry.nbytes
-    if at != size:
+    if size is not None and at != size:
         raise CheckpointError(f"it has {size} bytes, its tensors end at {at}")
     return entries
 

@@ -142,7 +142,7 @@ class Grid:
             for cuts, start, size in zip(self.cuts, wanted.start, wanted.shape, strict=True)
         )
         for numbers in product(*ranges):
-            yield self.number(numbers), _intersection(self._box(numbers), wanted)
+            yield self.number(numbers), intersection(self._box(numbers), wanted)
 
     def number(self, numbers: Iterable[int]) -> int:
         """Converts the numbers of a piece along each dim to its number in the order of `boxes`."""
@@ -271,6 +271,7 @@ def _ascend(begins: tuple[int, ...], size: int) -> bool:
     return begins[:1] == (0,) and all(map(int.__lt__, begins, ends))
 
 
-def _intersection(one: Box, other: Box) -> Box:
+def intersection(one: Box, other: Box) -> Box:
+    """Computes the common part of two boxes; without one, a size in it is not positive."""
     ends = (tuple(map(add, box.start, box.shape)) for box in (one, other))
     return Box.between(tuple(map(max, one.start, other.start)), map(min, *ends))

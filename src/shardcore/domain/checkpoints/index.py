@@ -109,7 +109,7 @@ class StoredVariable:
     @property
     def nbytes(self) -> int:
         """The bytes of all its elements."""
-        return math.prod(self.shape) * DTYPES[self.dtype][1]
+        return file_format.nbytes_of(self.dtype, self.shape)
 
     @property
     def as_one_part(self) -> list[HeldPart]:

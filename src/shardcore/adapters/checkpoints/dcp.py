@@ -1,0 +1,245 @@
+"""The port `WeightStore` by `torch.distributed.checkpoint`, whose files torch reads and writes.
+
+Planners of shardcore tell torch the parts: its planners know no layouts but those of DTensors.
+"""
+
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadItemType,
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from shardcore.domain.checkpoints import file_format
+from shardcore.domain.checkpoints.grid import Box, intersection
+from shardcore.domain.checkpoints.weight_keys import FileTensor
+from shardcore.domain.errors import CheckpointError
+from shardcore.ports.checkpoints import PartToWrite, WeightReader, WeightTarget
+
+_METADATA = ".metadata"  # the file that torch writes last
+
+
+class _Reader(FileSystemReader):
+    """Reads the metadata once: torch would, for each part."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.metadata = super().read_metadata()
+
+    def read_metadata(self, *_args: object, **_kwargs: object) -> Metadata:
+        return self.metadata
+
+
+@attrs.frozen(eq=False)
+class DcpReader:
+    """An open checkpoint of torch; `tensors` has those in it."""
+
+    tensors: Mapping[str, FileTensor]
+    _reader: _Reader
+
+    def read(self, tensor: FileTensor, box: Box) -> tuple[bytearray, int]:
+        """Reads a part of a tensor; torch reads each stored chunk as a whole."""
+        data = bytearray(file_format.nbytes_of(tensor.dtype, box.shape))
+        planner = _LoadPlanner(tensor, box, _view(data, tensor, box.shape))
+        with _calling_torch():
+            load({}, storage_reader=self._reader, planner=planner, no_dist=True)
+        return data, planner.bytes_read
+
+
+class _LoadPlanner(LoadPlanner):
+    """Plans to read one part of one tensor into `target`."""
+
+    def __init__(self, tensor: FileTensor, box: Box, target: torch.Tensor) -> None:
+        self._tensor, self._box, self._target = tensor, box, target
+        self._chunks: list[ChunkStorageMetadata] = []
+        self.bytes_read = 0
+
+    def set_up_planner(
+        self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        """Looks up the chunks of the tensor."""
+        assert metadata is not None
+        stored = metadata.state_dict_metadata[self._tensor.key]
+        assert isinstance(stored, TensorStorageMetadata)
+        self._chunks = stored.chunks
+
+    def create_local_plan(self) -> LoadPlan:
+        """Reads from each chunk the elements that it shares with the part.
+
+        Raises:
+            CheckpointError: If the chunks lack some.
+        """
+        items, elements = [], 0
+        for number, chunk in enumerate(self._chunks):
+            stored = Box(tuple(chunk.offsets), tuple(chunk.sizes))
+            common = intersection(stored, self._box)
+            if min(common.shape, default=1) <= 0:
+                continue
+            elements += common.elements
+            self.bytes_read += file_format.nbytes_of(self._tensor.dtype, stored.shape)
+            key = self._tensor.key
+            items.append(
+                ReadItem(
+                    type=LoadItemType.TENSOR,
+                    dest_index=MetadataIndex(key),
+                    dest_offsets=torch.Size(common.within(self._box).start),
+                    storage_index=MetadataIndex(key, chunk.offsets, number),
+                    storage_offsets=torch.Size(common.within(stored).start),
+                    lengths=torch.Size(common.shape),
+                )
+            )
+        if elements != self._box.elements:
+            raise CheckpointError(
+                f"The chunks of {self._tensor.key!r} do not make up the tensor: the checkpoint is "
+                "damaged, use another one.",
+                name=self._tensor.key,
+            )
+        return LoadPlan(items)
+
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        return global_plan
+
+    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
+        return central_plan
+
+    def load_bytes(self, read_item: ReadItem, value: Any) -> None:
+        """Takes what is no tensor: none was planned."""
+
+    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
+        box = Box(tuple(read_item.dest_offsets), tuple(read_item.lengths))
+        return self._target[box.slices]
+
+    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+        """Ends a read, which has written into the target."""
+
+
+class _SavePlanner(SavePlanner):
+    """Plans to write the parts of this rank, each as a chunk."""
+
+    def __init__(self, parts: Sequence[PartToWrite]) -> None:
+        self._parts = {(part.tensor.key, part.box.start): part for part in parts}
+
+    def set_up_planner(
+        self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False
+    ) -> None:
+        """Does nothing: the parts are known."""
+
+    def create_local_plan(self) -> SavePlan:
+        return SavePlan([_item(part) for part in self._parts.values()])
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        return create_default_global_save_plan(all_plans)
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        return new_plan
+
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor:
+        part = self._parts[write_item.index.fqn, tuple(write_item.index.offset or ())]
+        return _view(part.values(), part.tensor, part.box.shape)
+
+
+def _item(part: PartToWrite) -> WriteItem:
+    offsets = torch.Size(part.box.start)
+    return WriteItem(
+        index=MetadataIndex(part.tensor.key, offsets),
+        type=WriteItemType.SHARD,
+        tensor_data=TensorWriteData(
+            ChunkStorageMetadata(offsets, torch.Size(part.box.shape)),
+            TensorProperties(dtype=getattr(torch, part.tensor.dtype)),
+            torch.Size(part.tensor.shape),
+        ),
+    )
+
+
+@attrs.frozen
+class DcpFolders:
+    """Folders that `torch.distributed.checkpoint` reads and writes."""
+
+    @contextmanager
+    def reading(self, path: Path) -> Iterator[WeightReader]:
+        """Opens a folder. Its metadata is a pickle, which can run code."""
+        if not (path / _METADATA).is_file():
+            raise CheckpointError(
+                f"{str(path)!r} is no complete checkpoint of torch: it has no file {_METADATA!r}. "
+                "Give the folder that torch.distributed.checkpoint.save() has written.",
+                name=str(path),
+            )
+        reader = _Reader(path)
+        stored = reader.metadata.state_dict_metadata
+        yield DcpReader({key: _tensor(key, value) for key, value in stored.items()}, reader)
+
+    def begin(self, target: WeightTarget) -> None:
+        """Makes the folder, which has to be empty."""
+        if target.path.exists() and any(target.path.iterdir()):
+            raise CheckpointError(
+                f"{str(target.path)!r} is not empty: remove it, or give another folder.",
+                name=str(target.path),
+            )
+        target.path.mkdir(parents=True, exist_ok=True)
+
+    def write(self, target: WeightTarget, parts: Sequence[PartToWrite]) -> None:
+        """Writes the file of this rank; torch writes the metadata when all have."""
+        with _calling_torch():
+            save({}, storage_writer=FileSystemWriter(target.path), planner=_SavePlanner(parts))
+
+    def complete(self, target: WeightTarget) -> None:
+        """Does nothing: a folder with metadata is complete."""
+
+    def discard(self, target: WeightTarget) -> None:
+        """Removes the folder, unless it is complete."""
+        if not (target.path / _METADATA).exists():
+            with suppress(OSError):
+                shutil.rmtree(target.path)
+
+
+def _tensor(key: str, stored: object) -> FileTensor:
+    """Describes an entry; what is no tensor, such as a number of steps, fits no weight."""
+    if not isinstance(stored, TensorStorageMetadata):
+        return FileTensor(key, type(stored).__name__, ())
+    dtype = str(stored.properties.dtype).removeprefix("torch.")
+    return FileTensor(key, dtype, tuple(stored.size))
+
+
+def _view(data: bytearray | memoryview, tensor: FileTensor, shape: Sequence[int]) -> torch.Tensor:
+    return torch.frombuffer(data, dtype=getattr(torch, tensor.dtype)).view(*shape)
+
+
+@contextmanager
+def _calling_torch() -> Iterator[None]:
+    """Raises the first error of a rank, and not torch's, which is no `Exception`.
+
+    Torch's warning that one process reads or writes alone is hidden: it is meant here.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            yield
+    except CheckpointException as error:
+        failures = error.failures
+        raise failures[min(failures)][0] from None

@@ -1,0 +1,219 @@
+"""Files of others: each rank reads the bytes of its shards and writes its own, piece by piece."""
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import attrs
+import keras
+import torch
+
+from shardcore.binding.checkpoints import state
+from shardcore.binding.checkpoints.state import StateTensor
+from shardcore.binding.checkpoints.taking_part import Ranks
+from shardcore.binding.ranks.session import Sessions
+from shardcore.domain.checkpoints.contents import Loaded, divide, pieces_of_rank
+from shardcore.domain.checkpoints.grid import Box, HeldPart, held_parts
+from shardcore.domain.checkpoints.rearrangement import Piece, Rearrangement
+from shardcore.domain.checkpoints.weight_keys import (
+    Computed,
+    FileTensor,
+    Keys,
+    WeightMatch,
+    match_weights,
+    tensors_to_write,
+)
+from shardcore.domain.errors import describe_error
+from shardcore.ports.checkpoints import PartToWrite, WeightReader, WeightStore, WeightTarget
+
+
+@attrs.frozen(eq=False)
+class WeightFiles:
+    """Loads and saves the weights of models in files of one format.
+
+    Args:
+        sessions: The sessions.
+        store: The format.
+        name: Its name in the public functions: "load_dcp" has "dcp".
+    """
+
+    sessions: Sessions
+    store: WeightStore
+    name: str
+
+    def load(
+        self, model: keras.Model, path: str | os.PathLike[str], keys: Keys, strict: bool
+    ) -> Loaded:
+        """Loads weights, on any mesh and in any layout. A collective.
+
+        Raises:
+            CheckpointError: On all ranks, before a value of the model has changed.
+        """
+        ranks = Ranks.of_model(model, self.sessions, f"load_{self.name}")
+        folder = Path(path).absolute()
+        what = f"read {str(folder)!r}"
+        weights = state.weights_of(model, ranks.session)
+        with ExitStack() as files:
+            reader = ranks.run(lambda: files.enter_context(self.store.reading(folder)), what)
+            matched = ranks.run(partial(_match, weights, keys, reader), what)
+            facts = (
+                matched.problems,
+                matched.unused,
+                [(path, tensor) for path, (tensor, _) in matched.pairs.items()],
+            )
+            ranks.compare({what: _digest(facts)})
+            if strict:
+                matched.check(str(folder))
+            read = partial(_read, reader, weights, matched, ranks.position)
+            bytes_read = ranks.run(read, what)
+        loaded = tuple(matched.pairs)
+        return Loaded(str(folder), 0, {}, loaded, matched.problems, matched.unused, bytes_read)
+
+    def save(
+        self, model: keras.Model, path: str | os.PathLike[str], keys: Keys, limit: int
+    ) -> Path:
+        """Saves weights; a replicated part is written by one of its ranks. A collective.
+
+        Raises:
+            ArgumentProblem: On all ranks, before a file is written.
+        """
+        ranks = Ranks.of_model(model, self.sessions, f"save_{self.name}")
+        target = Path(path).absolute()
+        what = f"write {str(target)!r}"
+        weights = state.weights_of(model, ranks.session)
+        listed = [weight.to_load() for weight in weights]
+        tensors = ranks.run(partial(tensors_to_write, listed, keys), what)
+        ranks.compare({"files of weights": str(target), "keys of weights": _digest(tensors)})
+        request = WeightTarget(target, tuple(tensor for tensor, _ in tensors.values()), limit)
+        chosen = [weight for weight in weights if weight.path in tensors]
+        parts = list(_parts(chosen, tensors, ranks.position))
+        is_first = ranks.position == 0
+        try:
+            ranks.run(lambda: self.store.begin(request) if is_first else None, what)
+            ranks.run(partial(self.store.write, request, parts), what)
+            ranks.run(lambda: self.store.complete(request) if is_first else None, what)
+        except BaseException:
+            if is_first:
+                self.store.discard(request)
+            raise
+        return target
+
+
+def _digest(facts: object) -> str:
+    return hashlib.sha256(str(facts).encode()).hexdigest()[:12]
+
+
+def _match(weights: Sequence[StateTensor], keys: Keys, reader: WeightReader) -> WeightMatch:
+    """Pairs the weights and the tensors, and tries the functions of `keys` without values."""
+    matched = match_weights([weight.to_load() for weight in weights], keys, reader.tensors)
+    shapes = {weight.path: weight.shape for weight in weights}
+    pairs, problems = dict(matched.pairs), list(matched.problems)
+    for path, (tensor, rule) in matched.pairs.items():
+        problem = None if isinstance(rule, Rearrangement) else _problem(rule, tensor, shapes[path])
+        if problem is not None:
+            del pairs[path]
+            problems.append(f"{path!r} from {tensor.key!r} {problem}")
+    return attrs.evolve(matched, pairs=pairs, problems=tuple(problems))
+
+
+def _problem(function: Computed, tensor: FileTensor, shape: tuple[int, ...]) -> str | None:
+    """Tells what is wrong with the result of a function, None if nothing is."""
+    value = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device="meta")
+    try:
+        result = function(value)
+    except Exception as error:  # noqa: BLE001 - the function is the user's
+        return f"has a function that fails: {describe_error(error)}"
+    if not isinstance(result, torch.Tensor):
+        return f"has a function that gives {type(result).__name__}, expected a tensor"
+    given = tuple(result.shape)
+    return None if given == shape else f"has shape {given} after its function, expected {shape}"
+
+
+def _read(
+    reader: WeightReader, weights: Sequence[StateTensor], matched: WeightMatch, position: int
+) -> int:
+    """Reads what this rank holds, and returns the bytes that were read."""
+    done = 0
+    with torch.no_grad():
+        for weight in weights:
+            if weight.path not in matched.pairs:
+                continue
+            tensor, rule = matched.pairs[weight.path]
+            held = held_parts(weight.layout, weight.shape, position)
+            if isinstance(rule, Rearrangement):
+                done += _read_pieces(reader, tensor, rule, weight.local, held)
+            elif held:
+                done += _compute(reader, tensor, rule, weight.local, held)
+    return done
+
+
+def _read_pieces(
+    reader: WeightReader,
+    tensor: FileTensor,
+    rule: Rearrangement,
+    local: torch.Tensor,
+    held: Sequence[HeldPart],
+) -> int:
+    done = 0
+    for part in held:
+        for piece in rule.pieces(part.full):
+            data, count = reader.read(tensor, piece.file)
+            target = _in_order_of_file(local, piece, part.local_box(piece.variable))
+            target.copy_(_values(data, tensor, piece.factors))
+            done += count
+    return done
+
+
+def _compute(
+    reader: WeightReader,
+    tensor: FileTensor,
+    function: Computed,
+    local: torch.Tensor,
+    held: Sequence[HeldPart],
+) -> int:
+    """Computes the full tensor, and keeps the parts that this rank holds."""
+    data, count = reader.read(tensor, Box((0,) * len(tensor.shape), tensor.shape))
+    full = function(_values(data, tensor, tensor.shape))
+    assert isinstance(full, torch.Tensor)
+    for part in held:
+        local[part.local.slices].copy_(full[part.full.slices])
+    return count
+
+
+def _values(data: bytearray, tensor: FileTensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """Views bytes that were read as a tensor."""
+    return torch.frombuffer(data, dtype=getattr(torch, tensor.dtype)).view(shape)
+
+
+def _in_order_of_file(local: torch.Tensor, piece: Piece, box: Box) -> torch.Tensor:
+    """Views a box of a local shard by the factors of a piece, permuted as in the file."""
+    factors = [piece.factors[number] for number in piece.order]
+    inverse = sorted(range(len(factors)), key=piece.order.__getitem__)
+    return local[box.slices].view(factors).permute(inverse)
+
+
+def _parts(
+    weights: Sequence[StateTensor],
+    tensors: Mapping[str, tuple[FileTensor, Rearrangement]],
+    position: int,
+) -> Iterator[PartToWrite]:
+    """Yields what this rank writes."""
+    stored = divide(weight.to_store() for weight in weights)
+    layouts = (weight.layout for weight in weights)
+    local_of = {weight.name: weight.local for weight in weights}
+    for owned in pieces_of_rank(zip(stored, layouts, strict=True), position):
+        tensor, rule = tensors[owned.variable]
+        held = HeldPart(owned.full, owned.local)
+        for piece in rule.pieces(owned.full):
+            local = _in_order_of_file(
+                local_of[owned.variable], piece, held.local_box(piece.variable)
+            )
+            yield PartToWrite(tensor, piece.file, partial(_bytes, local))
+
+
+def _bytes(values: torch.Tensor) -> memoryview:
+    """Copies values to the host, in row-major order."""
+    return state.bytes_of(values.to("cpu").contiguous())
