@@ -34,7 +34,8 @@ def load_safetensors(
 ) -> Loaded:
     """Loads weights from safetensors files, as of Transformers. All ranks call it together.
 
-    Each rank reads the bytes of its shards, and no others.
+    Each rank reads the bytes of its shards, and no others, unless `keys` has a function for a
+    variable. Values of another float dtype are cast.
 
     Args:
         model: The built Keras model, on any mesh and in any layout.
@@ -52,7 +53,7 @@ def load_safetensors(
 
     Raises:
         CheckpointError: If a file is missing or damaged, or does not fit. The model has not
-            changed then. Values of another float dtype are cast.
+            changed then.
 
     Example:
         >>> folder = shardcore.save_safetensors(model, f"{directory}/hub", names)

@@ -47,7 +47,8 @@ def plan(
             "sequence_parallel", "context_parallel", "expert_parallel", "per_layer", or the name of
             a plug-in's.
             "auto" chooses mesh and policy by the predicted time of a train step.
-        devices: The number of devices, in place of the mesh; "auto" alone takes it.
+        devices: The number of devices, in place of the mesh; "auto" alone takes it. In a job of so
+            many ranks all call it together: rank 0 searches, and the call joins the job.
         **options: Options of the policy: `axis`, the mesh axis to shard over; `small`, the bytes
             below which a variable is replicated. "data_parallel" takes `axis` only,
             "hybrid_sharded" takes `shard`, the axis of shards, in place of `axis`.
@@ -124,7 +125,7 @@ def build(
         The model, under a distribution that stays set.
 
     Raises:
-        PolicyError: As of `plan`; also if this process has joined the job before it searches.
+        PolicyError: As of `plan`.
         LayoutError: If a variable is not stored as the plan says.
 
     Example:

@@ -10,6 +10,7 @@ from keras import Layer, Variable
 from keras.layers import Dense, Embedding
 
 from shardcore.binding import keras_private, torch_modules
+from shardcore.binding.engine import torch_state
 from shardcore.binding.engine.variable import full_tensor, store_variable
 from shardcore.binding.keras_private.variables import set_tensor, storage_of, tensor_of
 from shardcore.binding.ranks.session import Sessions
@@ -46,6 +47,7 @@ class Vocabulary:
         for part in parts:
             if optimizer is not None:
                 _check_slots(part.variable, optimizer, slots)
+        before = [tensor_of(part.variable) for part in parts]
         with self.sessions.collective_call(f"resize({layer.path!r}, {size})"):
             for part in parts:
                 of_part = [
@@ -54,9 +56,11 @@ class Vocabulary:
                     if slots.get(id(v)) is part.variable
                 ]
                 self._resize_part(part, size, of_part)
-        for part in parts:
-            if part.variable.path in layer.torch_params:
-                layer.torch_params[part.variable.path] = tensor_of(part.variable)
+        new = {id(old): tensor_of(part.variable) for old, part in zip(before, parts, strict=True)}
+        # Each layer that holds the layer has its parameters too.
+        for _, module in keras_private.modules_of(model or layer):
+            if not isinstance(module, Layer):
+                torch_state.replace_tensors(module, new)
         _set_config(layer, size, model)
 
     def _resize_part(self, part: _Part, size: int, slots: list[Variable]) -> None:

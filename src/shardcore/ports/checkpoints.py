@@ -216,6 +216,9 @@ class WeightReader(Protocol):
     def tensors(self) -> Mapping[str, FileTensor]:
         """The tensors in them, by key."""
 
+    def problem(self, tensor: FileTensor) -> str:
+        """Says what of a tensor is missing in the files; empty if nothing is."""
+
     def read(self, tensor: FileTensor, box: Box) -> tuple[bytearray, int]:
         """Reads a part of a tensor.
 
@@ -234,12 +237,15 @@ class WeightStore(Protocol):
             CheckpointError: If there are none, or they are damaged.
         """
 
-    def begin(self, target: WeightTarget) -> None:
-        """Makes room for the files. One rank calls it, the others wait.
+    def check(self, target: WeightTarget) -> None:
+        """Refuses files that must not be mixed with these, and changes nothing. One rank calls it.
 
         Raises:
-            CheckpointError: If there are files that must not be mixed with these.
+            CheckpointError: If there are such files.
         """
+
+    def begin(self, target: WeightTarget) -> None:
+        """Makes room for the files, after `check`. One rank calls it, the others wait."""
 
     def write(self, target: WeightTarget, parts: Sequence[PartToWrite]) -> None:
         """Writes the parts of this rank. All ranks call it together."""

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import keras
 import numpy as np
 import pytest
 import torch
@@ -148,3 +149,45 @@ def test_an_error_of_one_rank_is_one_of_all_and_leaves_no_folder(tmp_path):
 
     run_ranks(write, 2)
     assert not (tmp_path / "dcp").exists()
+
+
+def test_a_refused_folder_keeps_its_files(tmp_path):
+    (tmp_path / "letter.txt").write_text("mine")
+
+    def write(_rank):
+        distribute((1, 2))
+        with pytest.raises(CheckpointError, match="is not empty"):
+            shardcore.save_dcp(build(), tmp_path, KEYS)
+
+    run_ranks(write, 2)
+    assert (tmp_path / "letter.txt").read_text() == "mine"
+
+
+def test_a_missing_file_is_an_error_on_all_ranks_and_changes_nothing(tmp_path):
+    def read(rank):
+        distribute((1, 2))
+        model = build()
+        folder = shardcore.save_dcp(model, tmp_path / "dcp", KEYS)
+        if rank == 0:
+            sorted(folder.glob("*.distcp"))[-1].unlink()
+        shardcore.agree(True)
+        other = build()
+        before = bits_of(other)
+        with pytest.raises(CheckpointError, match="distcp', which is missing"):
+            shardcore.load_dcp(other, folder, KEYS)
+        assert bits_of(other) == before
+
+    run_ranks(read, 2)
+
+
+def test_a_scalar_is_written_and_read(tmp_path):
+    def there_and_back(_rank):
+        distribute((1, 2))
+        model = keras.Sequential([keras.Input((2,)), keras.layers.BatchNormalization()])
+        model.scalar = model.add_weight((), name="scalar", initializer="ones", trainable=False)
+        folder = shardcore.save_dcp(model, tmp_path / "dcp")
+        model.scalar.assign(3.0)
+        shardcore.load_dcp(model, folder)
+        return float(model.scalar)
+
+    assert run_ranks(there_and_back, 2) == [1.0, 1.0]

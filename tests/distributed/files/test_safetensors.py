@@ -281,3 +281,19 @@ def test_a_model_without_a_distribution_reads_and_writes_too(hub, tmp_path):
     for value, expected in zip(values, tensors()[1], strict=True):
         np.testing.assert_array_equal(value, expected)
     assert safetensors.numpy.load_file(tmp_path / "a.safetensors").keys() == tensors()[0].keys()
+
+
+def test_unfinished_files_are_neither_read_nor_left(hub, tmp_path):
+    folder = tmp_path / "killed"
+    folder.mkdir()
+    shutil.copy(next(hub.glob("*.safetensors")), folder / ".unfinished-model.safetensors")
+
+    def program(_rank):
+        distribute((1, 2))
+        model = build()
+        with pytest.raises(CheckpointError, match=r"has no \.safetensors file"):
+            shardcore.load_safetensors(model, folder, KEYS)
+        shardcore.save_safetensors(model, folder, KEYS)
+
+    run_ranks(program, 2)
+    assert [file.name for file in folder.iterdir()] == ["model.safetensors"]

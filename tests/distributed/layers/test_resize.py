@@ -227,3 +227,17 @@ def test_slots_of_other_shapes_are_refused():
     with pytest.raises(shardcore.errors.CallProblem, match="Adafactor has a slot"):
         shardcore.resize(model.layers[1], 12, model=model)
     assert model.layers[1].embeddings.shape == (WORDS, WIDTH)
+
+
+def test_the_model_holds_the_new_parameter_alone():
+    def program(_rank):
+        words = keras.layers.Embedding(6, 4, name="words")
+        model = keras.Sequential([keras.Input((3,), dtype="int32"), words, keras.layers.Dense(2)])
+        model.compile("adam", "mse")
+        model.fit(np.ones((2, 3), "int32"), np.ones((2, 3, 2)), verbose=0)
+        shardcore.resize(words, 8, model=model)
+        return [tuple(parameter.shape) for parameter in model.parameters()]
+
+    (shapes,) = run_ranks(program, 1)
+    assert (8, 4) in shapes
+    assert (6, 4) not in shapes

@@ -69,7 +69,7 @@ def open_source(path: Path) -> Iterator[Source]:
         if (path / folders.INDEX).exists():
             yield _checkpoint(path, stack)
         elif path.is_dir():
-            yield _safetensors(sorted(path.glob("*.safetensors")), path, stack)
+            yield _safetensors(sorted(path.glob("[!.]*.safetensors")), path, stack)
         elif path.name.endswith(".safetensors") and path.is_file():
             yield _safetensors([path], path, stack)
         elif path.name.endswith((".weights.h5", ".weights.json")) and path.is_file():

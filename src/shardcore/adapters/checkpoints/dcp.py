@@ -3,6 +3,7 @@
 Planners of shardcore tell torch the parts: its planners know no layouts but those of DTensors.
 """
 
+import math
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -62,6 +63,17 @@ class DcpReader:
 
     tensors: Mapping[str, FileTensor]
     _reader: _Reader
+    _missing: Mapping[str, str]  # by key, a file of its chunks that is missing
+
+    def problem(self, tensor: FileTensor) -> str:
+        """Compares the chunks of a tensor with its shape, and looks for their files."""
+        stored = self._reader.metadata.state_dict_metadata[tensor.key]
+        assert isinstance(stored, TensorStorageMetadata)
+        chunks = [Box(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in stored.chunks]
+        if sum(chunk.elements for chunk in chunks) != math.prod(tensor.shape):
+            return "has chunks that do not make up the tensor"
+        missing = self._missing.get(tensor.key)
+        return f"has a chunk in file {missing!r}, which is missing" if missing else ""
 
     def read(self, tensor: FileTensor, box: Box) -> tuple[bytearray, int]:
         """Reads a part of a tensor; torch reads each stored chunk as a whole."""
@@ -129,7 +141,7 @@ class _LoadPlanner(LoadPlanner):
         return central_plan
 
     def load_bytes(self, read_item: ReadItem, value: Any) -> None:
-        """Takes what is no tensor: none was planned."""
+        """Does nothing: only tensors are planned."""
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
         box = Box(tuple(read_item.dest_offsets), tuple(read_item.lengths))
@@ -191,16 +203,25 @@ class DcpFolders:
                 name=str(path),
             )
         reader = _Reader(path)
-        stored = reader.metadata.state_dict_metadata
-        yield DcpReader({key: _tensor(key, value) for key, value in stored.items()}, reader)
+        tensors = reader.metadata.state_dict_metadata.items()
+        places = reader.metadata.storage_data.items()
+        missing = {
+            index.fqn: place.relative_path
+            for index, place in places
+            if not (path / place.relative_path).is_file()
+        }
+        yield DcpReader({key: _tensor(key, stored) for key, stored in tensors}, reader, missing)
 
-    def begin(self, target: WeightTarget) -> None:
-        """Makes the folder, which has to be empty."""
+    def check(self, target: WeightTarget) -> None:
+        """Refuses a folder that is not empty."""
         if target.path.exists() and any(target.path.iterdir()):
             raise CheckpointError(
                 f"{str(target.path)!r} is not empty: remove it, or give another folder.",
                 name=str(target.path),
             )
+
+    def begin(self, target: WeightTarget) -> None:
+        """Makes the folder."""
         target.path.mkdir(parents=True, exist_ok=True)
 
     def write(self, target: WeightTarget, parts: Sequence[PartToWrite]) -> None:
@@ -227,7 +248,7 @@ def _tensor(key: str, stored: object) -> FileTensor:
 
 
 def _view(data: bytearray | memoryview, tensor: FileTensor, shape: Sequence[int]) -> torch.Tensor:
-    return torch.frombuffer(data, dtype=getattr(torch, tensor.dtype)).view(*shape)
+    return torch.frombuffer(data, dtype=getattr(torch, tensor.dtype)).view(tuple(shape))
 
 
 @contextmanager

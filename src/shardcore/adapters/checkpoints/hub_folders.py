@@ -33,6 +33,10 @@ class HubReader:
     tensors: Mapping[str, FileTensor]
     file_of: Mapping[str, SafetensorsFile]
 
+    def problem(self, tensor: FileTensor) -> str:
+        """Finds nothing: an open file has all bytes of its tensors."""
+        return ""
+
     def read(self, tensor: FileTensor, box: Box) -> tuple[bytearray, int]:
         """Reads the bytes of a part of a tensor, and no others."""
         file = self.file_of[tensor.key]
@@ -56,10 +60,9 @@ class HubFolders:
             tensors = {key: _tensor(key, file) for key, file in file_of.items()}
             yield HubReader(tensors, file_of)
 
-    def begin(self, target: WeightTarget) -> None:
-        """Makes the unfinished files; in a folder no others may have the names of these."""
+    def check(self, target: WeightTarget) -> None:
+        """Refuses a folder that has weights."""
         if _is_folder(target.path):
-            target.path.mkdir(parents=True, exist_ok=True)
             old = sorted(file.name for file in target.path.glob("[!.]*.safetensors*"))
             if old:
                 raise CheckpointError(
@@ -67,8 +70,11 @@ class HubFolders:
                     "give another folder.",
                     name=str(target.path),
                 )
-        else:
-            target.path.parent.mkdir(parents=True, exist_ok=True)
+
+    def begin(self, target: WeightTarget) -> None:
+        """Makes the unfinished files, in place of those that an earlier save has left."""
+        _folder(target.path).mkdir(parents=True, exist_ok=True)
+        self.discard(target)
         for path, header in _unfinished(target):
             safetensors.create(path, header)
 
@@ -98,8 +104,11 @@ class HubFolders:
             folders.sync(folder)
 
     def discard(self, target: WeightTarget) -> None:
-        """Removes the unfinished files."""
-        for path, _ in _unfinished(target):
+        """Removes the unfinished files; in a folder also those of an earlier save."""
+        left = [path for path, _ in _unfinished(target)]
+        if _is_folder(target.path):
+            left += target.path.glob(f"{folders.UNFINISHED}*{_ENDING}*")
+        for path in left:
             path.unlink(missing_ok=True)
 
 
@@ -131,7 +140,7 @@ def _files(path: Path) -> list[Path]:
         return [path]
     index = _index(path)
     if index is None:
-        files = sorted(path.glob(f"*{_ENDING}"))
+        files = sorted(path.glob(f"[!.]*{_ENDING}"))
     else:
         names = {name for listed in weight_map(index).values() for name in listed}
         files = [path / name for name in sorted(names)]
@@ -144,7 +153,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _index(path: Path) -> Path | None:
-    indices = sorted(path.glob(f"*{_ENDING}.index.json"))
+    indices = sorted(path.glob(f"[!.]*{_ENDING}.index.json"))
     if len(indices) > 1:
         raise CheckpointError(
             f"{str(path)!r} has the weights of several models, {indices[0].name!r} and "

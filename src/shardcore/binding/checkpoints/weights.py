@@ -64,7 +64,7 @@ class WeightFiles:
                 matched.unused,
                 [(path, tensor) for path, (tensor, _) in matched.pairs.items()],
             )
-            ranks.compare({what: _digest(facts)})
+            ranks.compare({what: _digest(facts), "strict": str(strict)})
             if strict:
                 matched.check(str(folder))
             read = partial(_read, reader, weights, matched, ranks.position)
@@ -86,11 +86,13 @@ class WeightFiles:
         weights = state.weights_of(model, ranks.session)
         listed = [weight.to_load() for weight in weights]
         tensors = ranks.run(partial(tensors_to_write, listed, keys), what)
-        ranks.compare({"files of weights": str(target), "keys of weights": _digest(tensors)})
+        facts = {"files of weights": str(target), "keys of weights": _digest((tensors, limit))}
+        ranks.compare(facts)
         request = WeightTarget(target, tuple(tensor for tensor, _ in tensors.values()), limit)
         chosen = [weight for weight in weights if weight.path in tensors]
         parts = list(_parts(chosen, tensors, ranks.position))
         is_first = ranks.position == 0
+        ranks.run(lambda: self.store.check(request) if is_first else None, what)
         try:
             ranks.run(lambda: self.store.begin(request) if is_first else None, what)
             ranks.run(partial(self.store.write, request, parts), what)
@@ -112,15 +114,17 @@ def _match(weights: Sequence[StateTensor], keys: Keys, reader: WeightReader) -> 
     shapes = {weight.path: weight.shape for weight in weights}
     pairs, problems = dict(matched.pairs), list(matched.problems)
     for path, (tensor, rule) in matched.pairs.items():
-        problem = None if isinstance(rule, Rearrangement) else _problem(rule, tensor, shapes[path])
-        if problem is not None:
+        problem = reader.problem(tensor)
+        if not problem and not isinstance(rule, Rearrangement):
+            problem = _problem(rule, tensor, shapes[path])
+        if problem:
             del pairs[path]
             problems.append(f"{path!r} from {tensor.key!r} {problem}")
     return attrs.evolve(matched, pairs=pairs, problems=tuple(problems))
 
 
-def _problem(function: Computed, tensor: FileTensor, shape: tuple[int, ...]) -> str | None:
-    """Tells what is wrong with the result of a function, None if nothing is."""
+def _problem(function: Computed, tensor: FileTensor, shape: tuple[int, ...]) -> str:
+    """Says what is wrong with the result of a function; empty if nothing is."""
     value = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device="meta")
     try:
         result = function(value)
@@ -129,7 +133,7 @@ def _problem(function: Computed, tensor: FileTensor, shape: tuple[int, ...]) -> 
     if not isinstance(result, torch.Tensor):
         return f"has a function that gives {type(result).__name__}, expected a tensor"
     given = tuple(result.shape)
-    return None if given == shape else f"has shape {given} after its function, expected {shape}"
+    return "" if given == shape else f"has shape {given} after its function, expected {shape}"
 
 
 def _read(

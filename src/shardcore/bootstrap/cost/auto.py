@@ -12,7 +12,7 @@ from shardcore.bootstrap.cost import machines, search
 from shardcore.bootstrap.cost.traces import TraceRequest
 from shardcore.bootstrap.ranks import launching
 from shardcore.domain.cost.machine import Machine
-from shardcore.domain.errors import PolicyError, ShardcoreError
+from shardcore.domain.errors import PolicyError
 from shardcore.ports.policy import LayerFacts
 from shardcore.ports.world import Processes
 from shardcore.reporting.cost.ranking import Priced, Ranking
@@ -61,14 +61,19 @@ def _search_on_rank_0(run: Callable[[], Ranking], processes: Processes) -> Ranki
     Rank 0 joins after the search: from then on, that would take a new interpreter.
 
     Raises:
-        ShardcoreError: What the search of rank 0 raises.
+        Exception: What the search of rank 0 raises, on all ranks.
     """
     from shardcore.binding.cost.plan import join_job
 
-    result = launching.result_or_error(run) if bootstrap.rank() == 0 else None
+    result: Ranking | Exception | None = None
+    if bootstrap.rank() == 0:
+        try:
+            result = run()
+        except Exception as error:  # noqa: BLE001 - the other ranks wait: it is raised on all
+            result = error
     join_job()
     ranking = processes.gather(result, "plan(policy='auto')")[0]
-    if isinstance(ranking, ShardcoreError):
+    if isinstance(ranking, Exception):
         raise ranking
     assert ranking is not None
     return ranking

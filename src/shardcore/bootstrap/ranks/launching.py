@@ -103,7 +103,7 @@ def fork_can_trace() -> bool:
     from shardcore.adapters.ranks.job import process_group
     from shardcore.adapters.ranks.launch.new_ranks import fork_can_compute
 
-    return fork_can_compute() and not process_group.has_others()
+    return fork_can_compute() and not process_group.is_started()
 
 
 def result_or_error(

@@ -82,7 +82,7 @@ class VariableMatch:
         lines = [*self.problems, *(f"{variable} is not in the model" for variable in self.unused)]
         if lines:
             raise CheckpointError(
-                listed(
+                error_text(
                     f"Checkpoint {checkpoint!r} does not fit the model; nothing was loaded:",
                     lines,
                     "Build and compile the model that was saved, or load what fits with "
@@ -91,12 +91,15 @@ class VariableMatch:
             )
 
 
-def listed(headline: str, lines: Sequence[str], remedy: str) -> str:
-    r"""Joins the lines of an error, up to eight of them.
+def error_text(headline: str, lines: Sequence[str], remedy: str) -> str:
+    """Joins the lines of an error, up to eight of them.
 
     Example:
-        >>> listed("Two problems:", ["a is missing", "b is missing"], "Add them.").split("\\n  ")
-        ['Two problems:', 'a is missing', 'b is missing', 'Add them.']
+        >>> print(error_text("Two problems:", ["a is missing", "b is missing"], "Add them."))
+        Two problems:
+          a is missing
+          b is missing
+          Add them.
     """
     further = [f"... and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
     return "\n  ".join([headline, *lines[:_SHOWN], *further, remedy])

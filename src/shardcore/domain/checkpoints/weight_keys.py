@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
-from shardcore.domain.checkpoints.contents import VariableToLoad, listed
+from shardcore.domain.checkpoints.contents import VariableToLoad, error_text
 from shardcore.domain.checkpoints.file_format import DTYPES, nbytes_of
 from shardcore.domain.checkpoints.rearrangement import Rearrangement, rearrangement
 from shardcore.domain.errors import ArgumentProblem, CheckpointError
@@ -54,7 +54,7 @@ class WeightMatch:
         lines = [*self.problems, *(f"{key!r} of the files has no variable" for key in self.unused)]
         if lines:
             raise CheckpointError(
-                listed(
+                error_text(
                     f"{path!r} does not fit the model; nothing was loaded:",
                     lines,
                     "Correct `keys`, or load what fits with strict=False.",
@@ -90,6 +90,8 @@ def match_weights(
 def _rule(
     weight: VariableToLoad, transform: str | Computed | None, stored: FileTensor
 ) -> Rearrangement | Computed:
+    if stored.dtype not in DTYPES:
+        raise ArgumentProblem(f"has dtype {stored.dtype} in the file, which is not read")
     are_floats = all(dtype.startswith(_FLOATS) for dtype in (weight.dtype, stored.dtype))
     if weight.dtype != stored.dtype and not are_floats:
         raise ArgumentProblem(f"has dtype {stored.dtype} in the file, expected {weight.dtype}")
@@ -128,7 +130,7 @@ def tensors_to_write(
             problems.append(f"{weight.path!r} as {key!r} {problem}")
     if problems:
         raise ArgumentProblem(
-            listed("Nothing was written:", problems, "Correct `keys`."), name="keys"
+            error_text("Nothing was written:", problems, "Correct `keys`."), name="keys"
         )
     return tensors
 
@@ -143,12 +145,15 @@ def _chosen(weights: Sequence[VariableToLoad], keys: Keys) -> tuple[list[_Chosen
     paths = {weight.path for weight in weights}
     if isinstance(keys, Mapping):
         problems += [f"{path!r} of `keys` is no variable" for path in keys if path not in paths]
+    counts = Counter(weight.path for weight in weights)
     problems += [
         f"{path!r} is the path of {count} variables: give their layers other names"
-        for path, count in Counter(weight.path for weight in weights).items()
+        for path, count in counts.items()
         if count > 1
     ]
     for weight in weights:
+        if counts[weight.path] > 1:
+            continue
         if isinstance(keys, Mapping) and weight.path not in keys:
             problems.append(f"{weight.path!r} is not in `keys`: give its key, or None")
             continue
