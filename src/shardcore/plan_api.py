@@ -126,6 +126,7 @@ def build(
 
     Raises:
         PolicyError: As of `plan`.
+        RuleError: If `model` has built other variables than those that were planned.
         LayoutError: If a variable is not stored as the plan says.
 
     Example:
@@ -137,14 +138,22 @@ def build(
         >>> shardcore.build(build_net, "fully_sharded", mesh=mesh).built
         True
     """
+    if hasattr(model, "variables") or not callable(model):
+        raise PolicyError(
+            "The model is built under its plan: give the function that builds and compiles it, "
+            f"got {model!r}.",
+            got=repr(model),
+        )
     bootstrap.install("auto", {})
     installation = bootstrap.installation()
     devices = installation.processes.launched if policy == auto.NAME else None
     chosen = plan(model, mesh, policy, devices=devices, **options)
+    from shardcore.binding.cost.rules_report import check_plan
     from shardcore.binding.inspection.verify import verify_model
 
     chosen.distribute()
     built = model()
+    check_plan(built, installation.binding.sessions.required())
     verification = verify_model(built, None, installation.binding.sessions)
     if not verification.ok:
         raise LayoutError(f"A variable is not stored as planned.\n{verification}")

@@ -8,7 +8,7 @@ import attrs
 import keras
 
 from shardcore.binding import keras_private
-from shardcore.domain.cost.step_figures import StepCost, StepTotals
+from shardcore.domain.cost.step_figures import StepCounts, StepTotals
 from shardcore.ports.measurement import StepMeasure
 
 Step = Callable[[], Any]
@@ -45,7 +45,7 @@ class StepMeter:
     dtype: str
     seconds_of_drawing: Callable[[], float]
     figures: dict[str, float] = attrs.field(factory=dict, init=False)
-    _costs: dict[Hashable, StepCost] = attrs.field(factory=dict, init=False)  # of eager steps
+    _by_shapes: dict[Hashable, StepCounts] = attrs.field(factory=dict, init=False)  # of eager steps
     _window: list[_Timed] = attrs.field(factory=list, init=False)
     _counts: StepTotals = attrs.field(factory=StepTotals, init=False)  # of the window, untimed
     _epoch: StepTotals = attrs.field(factory=StepTotals, init=False)
@@ -67,7 +67,7 @@ class StepMeter:
         run_step: RunStep,
         step: Step,
         batch: list[object],
-        program_cost: Callable[[], StepCost | None],
+        program_counts: Callable[[], StepCounts | None],
     ) -> Any:
         """Runs a step, and closes the window if this is its last one.
 
@@ -75,21 +75,21 @@ class StepMeter:
             run_step: Runs the step, or its program.
             step: The step; the first one with such a batch is counted, operator by operator.
             batch: The batches of the step, of global shapes.
-            program_cost: What the program costs that was run in place of the step.
+            program_counts: The counts of the program that ran in place of the step.
         """
         tensors = [leaf for leaf in keras_private.leaves(batch) if hasattr(leaf, "shape")]
         shapes = tuple(tuple(tensor.shape) for tensor in tensors)
-        cost: StepCost | None = None
+        counts: StepCounts | None = None
 
         def counted() -> Any:
-            nonlocal cost
-            if shapes in self._costs:
+            nonlocal counts
+            if shapes in self._by_shapes:
                 outputs = step()
             else:
                 with self.measure.counting() as counter:
                     outputs = step()
-                self._costs[shapes] = counter.cost
-            cost = self._costs[shapes]
+                self._by_shapes[shapes] = counter.counts
+            counts = self._by_shapes[shapes]
             return outputs
 
         begin = self.measure.mark()
@@ -97,9 +97,11 @@ class StepMeter:
         drawn = self.seconds_of_drawing()
         self._window.append(_Timed(begin, self.measure.mark(), drawn - self._drawn))
         self._drawn = drawn
-        cost = cost or program_cost() or StepCost()
+        counts = counts or program_counts() or StepCounts()
         samples, tokens = shapes[0][0] if shapes and shapes[0] else 0, _tokens(batch)
-        self._counts += StepTotals(1, 0.0, 0.0, samples, tokens, cost.collective_bytes, cost.flops)
+        self._counts += StepTotals(
+            1, 0.0, 0.0, samples, tokens, counts.collective_bytes, counts.flops
+        )
         if not self.figures or len(self._window) == self.every:
             self.figures = self._figures(self._close_window())
         return outputs

@@ -55,7 +55,7 @@ class Vocabulary:
                     for v in getattr(optimizer, "variables", ())
                     if slots.get(id(v)) is part.variable
                 ]
-                self._resize_part(part, size, of_part)
+                self._resize_part(part, size, of_part, optimizer)
         new = {id(old): tensor_of(part.variable) for old, part in zip(before, parts, strict=True)}
         # Each layer that holds the layer has its parameters too.
         for _, module in keras_private.modules_of(model or layer):
@@ -63,13 +63,13 @@ class Vocabulary:
                 torch_state.replace_tensors(module, new)
         _set_config(layer, size, model)
 
-    def _resize_part(self, part: _Part, size: int, slots: list[Variable]) -> None:
+    def _resize_part(
+        self, part: _Part, size: int, slots: list[Variable], optimizer: object
+    ) -> None:
         variable, dim = part.variable, part.dim
         rows = self._new_rows(part, size)
         for slot in slots:
-            # An average of the weight begins at its values.
-            is_average = slot.name.endswith("average")
-            self._store(slot, dim, size, rows if is_average else torch.zeros_like(rows), variable)
+            self._store(slot, dim, size, _rows_of_slot(slot, optimizer, rows), variable)
         self._store(variable, dim, size, rows, None)
 
     def _new_rows(self, part: _Part, size: int) -> torch.Tensor:
@@ -161,6 +161,18 @@ def _check_slots(weight: Variable, optimizer: Any, slots: dict[int, Variable]) -
                 "call resize() without model=, and compile the model again.",
                 name=weight.path,
             )
+
+
+def _rows_of_slot(slot: Variable, optimizer: object, rows: torch.Tensor) -> torch.Tensor:
+    """Makes the new rows of a slot, as the optimizer begins them.
+
+    An average of the weight begins at its values, an accumulator of Adagrad and Ftrl above zero.
+    """
+    if slot.name.endswith("average"):
+        return rows
+    is_accumulator = slot.name.endswith("accumulator")
+    begin = getattr(optimizer, "initial_accumulator_value", 0.0) if is_accumulator else 0.0
+    return torch.full_like(rows, begin)
 
 
 def _set_config(layer: Layer, size: int, model: keras.Model | None) -> None:

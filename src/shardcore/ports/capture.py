@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeAlias
 
 import attrs
 
-from shardcore.domain.cost.step_figures import StepCost
+from shardcore.domain.cost.step_figures import StepCounts
 from shardcore.ports.types import TensorT_contra
 
 
@@ -84,7 +84,7 @@ class Program(Protocol):
         """Its collectives, in order."""
 
     @property
-    def cost(self) -> StepCost:
+    def counts(self) -> StepCounts:
         """The bytes that a run of it sends on this rank, and the operations that it computes."""
 
     @property

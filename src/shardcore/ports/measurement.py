@@ -11,7 +11,7 @@ import attrs
 
 from shardcore.domain.cost.events import Allocation, Kind, TracedStep
 from shardcore.domain.cost.reasons import CollectiveFacts
-from shardcore.domain.cost.step_figures import StepCost
+from shardcore.domain.cost.step_figures import StepCounts
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.mesh import Mesh
 from shardcore.domain.layouts.variable_size import ShardedVariable
@@ -100,11 +100,11 @@ class EventTracer(MemoryTracer[TensorT_contra], Protocol[TensorT_contra]):
         """Collects the step; `stored` has the tensors of variables by their allocations."""
 
 
-class CostCounter(Protocol):
+class StepCounter(Protocol):
     """A counter of what a step sends and computes."""
 
     @property
-    def cost(self) -> StepCost:
+    def counts(self) -> StepCounts:
         """The sums so far."""
 
 
@@ -123,5 +123,5 @@ class StepMeasure(Protocol[MarkT]):
     def peak_flops(self, dtype: str) -> float | None:
         """The operations of the device in a second with numbers of `dtype`; None if unknown."""
 
-    def counting(self) -> AbstractContextManager[CostCounter]:
+    def counting(self) -> AbstractContextManager[StepCounter]:
         """Opens a context in which each operator of this thread is counted, which takes time."""

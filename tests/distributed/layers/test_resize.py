@@ -241,3 +241,41 @@ def test_the_model_holds_the_new_parameter_alone():
     (shapes,) = run_ranks(program, 1)
     assert (8, 4) in shapes
     assert (6, 4) not in shapes
+
+
+@pytest.mark.parametrize("strategy", ["single", "dtensor"])
+def test_an_optimizer_with_old_slots_is_an_error_not_a_crash(strategy):
+    def program(_rank):
+        shardcore.uninstall()  # what another test has installed before this was forked
+        shardcore.install(strategy)
+        if strategy == "dtensor":
+            keras.distribution.set_distribution(keras.distribution.DataParallel())
+        words = keras.layers.Embedding(1000, 64)
+        model = keras.Sequential([keras.Input((3,), dtype="int32"), words])
+        model.compile("adam", "mse")
+        data = np.ones((2, 3), "int32"), np.ones((2, 3, 64), "float32")
+        model.train_on_batch(*data)
+        shardcore.resize(words, 5000)
+        with pytest.raises((RuntimeError, ValueError), match=r"size|shape"):
+            model.train_on_batch(*data)
+
+    run_ranks(program, 1)
+
+
+@pytest.mark.parametrize("optimizer", ["ftrl", "adagrad"])
+def test_accumulators_of_new_rows_begin_as_those_of_old_ones(optimizer):
+    def program(_rank):
+        words = keras.layers.Embedding(4, 2)
+        model = keras.Sequential([keras.Input((3,), dtype="int32"), words])
+        model.compile(optimizer, "mse")
+        data = np.array([[0, 1, 2]]), np.ones((1, 3, 2))
+        model.train_on_batch(*data)
+        shardcore.resize(words, 6, model=model)
+        model.train_on_batch(*data)
+        slots = [slot for slot in model.optimizer.variables if "accumulator" in slot.path]
+        rows = keras.ops.convert_to_numpy(slots[0])
+        return rows[4:], np.isfinite(keras.ops.convert_to_numpy(words.embeddings)).all()
+
+    ((rows, are_finite),) = run_ranks(program, 1)
+    assert are_finite
+    np.testing.assert_allclose(rows, np.full((2, 2), 0.1), rtol=1e-6)

@@ -112,9 +112,11 @@ def test_the_wait_for_slow_data_is_seen():
         model = of_tokens()
         options = {"steps_per_epoch": STEPS, "shuffle": False, "verbose": 0}
         logs = model.fit(slow(), callbacks=[shardcore.StepStats()], **options).history
-        return logs["data_wait"][0] * logs["step_ms"][0]
+        return logs["data_wait"][0], logs["step_ms"][0]
 
-    assert all(20 <= waited < 60 for waited in run_ranks(program, 2))
+    for share, step in run_ranks(program, 2):
+        assert share * step >= 20  # milliseconds that each batch sleeps
+        assert share < 1
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

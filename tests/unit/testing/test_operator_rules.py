@@ -123,3 +123,16 @@ def test_values_that_are_no_numbers_are_compared():
 def test_whole_numbers_and_truth_values_are_operands():
     made = define("chosen", "(Tensor m, Tensor i) -> Tensor", torch.logical_xor, "n, n -> n")
     check_operator_rule(made, torch.tensor([True, False, True, True]), torch.tensor([0, 1, 2, 0]))
+
+
+def test_a_number_is_an_operand_too():
+    scaled = ("(Tensor x, Tensor by) -> Tensor", lambda x, by: x * by)
+    check_operator_rule(
+        define("by_number", *scaled, "n k, () -> n k"), torch.randn(6, 5), torch.tensor(2.0)
+    )
+
+
+def test_small_values_hide_no_wrong_rule():
+    made = define("centered", "(Tensor x) -> Tensor", lambda x: x - x.mean(0), "n k -> n k")
+    with pytest.raises(RuleError):
+        check_operator_rule(made, torch.randn(6, 5) * 1e-6)

@@ -213,7 +213,14 @@ class DcpFolders:
         yield DcpReader({key: _tensor(key, stored) for key, stored in tensors}, reader, missing)
 
     def check(self, target: WeightTarget) -> None:
-        """Refuses a folder that is not empty."""
+        """Refuses a folder that is not empty, and tensors that torch would leave out."""
+        empty = next((tensor.key for tensor in target.tensors if 0 in tensor.shape), None)
+        if empty is not None:
+            raise CheckpointError(
+                f"{empty!r} has no elements, which a folder of torch.distributed.checkpoint cannot "
+                "tell: give None as its key.",
+                name=empty,
+            )
         if target.path.exists() and any(target.path.iterdir()):
             raise CheckpointError(
                 f"{str(target.path)!r} is not empty: remove it, or give another folder.",

@@ -144,6 +144,13 @@ def _files(path: Path) -> list[Path]:
     else:
         names = {name for listed in weight_map(index).values() for name in listed}
         files = [path / name for name in sorted(names)]
+    missing = next((file for file in files if not file.is_file()), None)
+    if missing is not None:
+        raise CheckpointError(
+            f"{index and index.name!r} names {missing.name!r}, which is missing: the folder is "
+            "incomplete, copy it again.",
+            name=str(path),
+        )
     if not files:
         raise CheckpointError(
             f"{str(path)!r} has no {_ENDING} file: give such a file, or a folder of them.",

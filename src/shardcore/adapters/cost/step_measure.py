@@ -12,31 +12,28 @@ from shardcore.adapters.flops import count_flops
 from shardcore.adapters.torch_private import Operator
 from shardcore.adapters.torch_private.trees import Args, Kwargs
 from shardcore.domain.cost.machine import Machine, machine_with
-from shardcore.domain.cost.step_figures import StepCost
+from shardcore.domain.cost.step_figures import StepCounts
+from shardcore.domain.errors import EnvironmentProblem
 
 
 @attrs.define(eq=False)
-class CostCounter:
-    """The port `CostCounter`: counts while a step runs."""
+class StepCounter:
+    """The port `StepCounter`: counts while a step runs."""
 
-    cost: StepCost = attrs.field(factory=StepCost)
+    counts: StepCounts = attrs.field(factory=StepCounts)
 
     def before(self, operator: Operator, args: Args, _kwargs: object) -> bool:
         """Counts the operands of a collective, and has `after` called."""
         started = torch_private.collective_call(operator, args)
         moved = 0 if started is None else started.operand_bytes
-        self._add(StepCost(collective_bytes=moved))
+        self.counts += StepCounts(collective_bytes=moved)
         return True
 
     def after(
         self, operator: Operator, args: Args, kwargs: Kwargs, _before: object, result: object
     ) -> None:
         """Counts the operations of an operator that has run."""
-        self._add(StepCost(flops=count_flops(operator, (args, kwargs), result)))
-
-    def _add(self, cost: StepCost) -> None:
-        moved = self.cost.collective_bytes + cost.collective_bytes
-        self.cost = StepCost(moved, self.cost.flops + cost.flops)
+        self.counts += StepCounts(flops=count_flops(operator, (args, kwargs), result))
 
 
 class _Measure:
@@ -54,9 +51,9 @@ class _Measure:
         return None if self._machine is None else self._machine.speed(dtype).flops
 
     @contextmanager
-    def counting(self) -> Iterator[CostCounter]:
+    def counting(self) -> Iterator[StepCounter]:
         """Opens a context in which each operator of this thread is counted, which takes time."""
-        counter = CostCounter()
+        counter = StepCounter()
         with torch_private.OperatorListener(counter.before, counter.after):
             yield counter
 
@@ -110,7 +107,17 @@ def measure_on(device: object, machine: Machine | None) -> HostMeasure | CudaMea
     Args:
         device: The device of this rank.
         machine: The machine of all ranks; None to recognize a CUDA device by its name.
+
+    Raises:
+        EnvironmentProblem: If the device computes after the host, and has no events for it.
     """
-    if not str(device).startswith("cuda"):
+    kind = torch.device(str(device)).type
+    if kind == "cpu":
         return HostMeasure(machine)
+    if kind != "cuda":
+        raise EnvironmentProblem(
+            f"StepStats measures steps on a CPU or a CUDA device, got {str(device)!r}.",
+            name="StepStats",
+            got=str(device),
+        )
     return CudaMeasure(machine or machine_with(torch.cuda.get_device_name()))

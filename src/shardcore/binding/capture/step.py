@@ -25,7 +25,7 @@ from shardcore.binding.capture.signatures import Closures, Signature
 from shardcore.binding.ranks.rank_consistency import wait_for_new_trace
 from shardcore.binding.ranks.session import Session
 from shardcore.domain.capture import Event, NotCaptured, Progress, State
-from shardcore.domain.cost.step_figures import StepCost
+from shardcore.domain.cost.step_figures import StepCounts
 from shardcore.domain.garbage import without_collection
 from shardcore.ports.capture import Program, RecordedSums, StepCapture, StepTrace
 
@@ -97,9 +97,9 @@ class CapturedStep:
         return self._outputs(entry, *replayed, before)
 
     @property
-    def program_cost(self) -> StepCost | None:
-        """The cost of the program that ran last; None if the last step ran eagerly."""
-        return None if self._last is None else self._last.program.cost
+    def program_counts(self) -> StepCounts | None:
+        """The counts of the program that ran last; None if the last step ran eagerly."""
+        return None if self._last is None else self._last.program.counts
 
     def _is_eager(self, entry: CacheEntry, left: float | None) -> bool:
         state = entry.progress.state

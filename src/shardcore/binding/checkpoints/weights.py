@@ -26,7 +26,7 @@ from shardcore.domain.checkpoints.weight_keys import (
     match_weights,
     tensors_to_write,
 )
-from shardcore.domain.errors import describe_error
+from shardcore.domain.errors import CheckpointError, describe_error
 from shardcore.ports.checkpoints import PartToWrite, WeightReader, WeightStore, WeightTarget
 
 
@@ -150,7 +150,7 @@ def _read(
             if isinstance(rule, Rearrangement):
                 done += _read_pieces(reader, tensor, rule, weight.local, held)
             elif held:
-                done += _compute(reader, tensor, rule, weight.local, held)
+                done += _compute(reader, tensor, rule, weight.shape, weight.local, held)
     return done
 
 
@@ -175,13 +175,19 @@ def _compute(
     reader: WeightReader,
     tensor: FileTensor,
     function: Computed,
+    shape: tuple[int, ...],
     local: torch.Tensor,
     held: Sequence[HeldPart],
 ) -> int:
     """Computes the full tensor, and keeps the parts that this rank holds."""
     data, count = reader.read(tensor, Box((0,) * len(tensor.shape), tensor.shape))
     full = function(_values(data, tensor, tensor.shape))
-    assert isinstance(full, torch.Tensor)
+    if not isinstance(full, torch.Tensor) or tuple(full.shape) != shape:
+        raise CheckpointError(
+            f"The function for {tensor.key!r} gave another shape than without values, expected "
+            f"{shape}: the model may have changed.",
+            name=tensor.key,
+        )
     for part in held:
         local[part.local.slices].copy_(full[part.full.slices])
     return count

@@ -40,8 +40,9 @@ def fused_update(
 ) -> None:
     """Replaces `Adam._parallel_update_step` by torch's fused update, one pass over all tensors.
 
-    It ignores strides, so all must be contiguous. The moments of a variable must have its layout; a
-    strategy may shard them further. A compiled step keeps the operators of Keras, which Inductor
+    It ignores strides and shapes, so all must be contiguous, and the moments of a variable must
+    have its shape: Keras raises for others. They must have its layout; a strategy may shard them
+    further. A compiled step keeps the operators of Keras, which Inductor
     fuses; it has no code for the fused update (ADR 25).
     """
     values = [variable.value for variable in variables]
@@ -75,8 +76,11 @@ def fused_update(
 def _have_one_layout(
     sessions: Sessions, values: list[torch.Tensor], moments: tuple[list[torch.Tensor], ...]
 ) -> bool:
-    """Tells whether all are contiguous, and the moments of each variable have its layout."""
+    """Tells whether all are contiguous, and the moments of a variable have its shape and layout."""
     if not all(tensor.is_contiguous() for tensors in (values, *moments) for tensor in tensors):
+        return False
+    pairs = [pair for tensors in moments if tensors for pair in zip(values, tensors, strict=True)]
+    if any(value.shape != moment.shape for value, moment in pairs):
         return False
     session = sessions.current()
     if session is None:

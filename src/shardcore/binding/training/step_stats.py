@@ -26,11 +26,11 @@ class StepStatsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.measure = measure
         self.every = every
         self._meter: StepMeter | None = None
-        self._is_in_fit = False
+        self._fit: object = None
 
     def on_train_begin(self, logs: object = None) -> None:
         """Begins to measure the steps of a fit."""
-        self._is_in_fit = True
+        self._fit = self.sessions.run()
         self._open()
 
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
@@ -44,10 +44,6 @@ class StepStatsCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Adds the means of the epoch."""
         self._add(self._opened().end(), logs)
-
-    def on_train_end(self, logs: object = None) -> None:
-        """Ends the fit."""
-        self._is_in_fit = False
 
     def on_test_begin(self, logs: object = None) -> None:
         """Begins to measure the steps of an evaluate, but not those of a fit's validation."""
@@ -65,10 +61,17 @@ class StepStatsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if not self._is_in_fit:
             self._add(self._opened().end(), logs)
 
+    @property
+    def _is_in_fit(self) -> bool:
+        """Whether the fit still runs: one that was interrupted has no end."""
+        return any(run is self._fit for run in self.sessions.runs)
+
     def _open(self) -> None:
         run = self.sessions.run()
         if run is None:
-            raise CallProblem("StepStats belongs into the callbacks of model.fit() or evaluate().")
+            raise CallProblem(
+                "StepStats measures fit() and evaluate(): pass it in their callbacks=[...]."
+            )
         prefetch, dtype = run.prefetch, run.trainer.compute_dtype
         self._meter = run.meter = StepMeter(
             self.measure, self.every, dtype, lambda: prefetch.seconds

@@ -270,7 +270,7 @@ class _Step:
         """Runs a step by `run_step`, and measures it if a callback of the run reports figures."""
         if meter is None:
             return run_step(step)
-        return meter.run(run_step, step, batch, lambda: self.captured.program_cost)
+        return meter.run(run_step, step, batch, lambda: self.captured.program_counts)
 
     def _steps_left(self) -> int | None:
         run = self._run_of_trainer()

@@ -6,7 +6,7 @@ _MIB = 2**20
 
 
 @attrs.frozen
-class StepCost:
+class StepCounts:
     """The bytes that one step sends on one rank, and the operations that it computes.
 
     Args:
@@ -16,6 +16,9 @@ class StepCost:
 
     collective_bytes: int = 0
     flops: int = 0
+
+    def __add__(self, other: "StepCounts") -> "StepCounts":
+        return StepCounts(self.collective_bytes + other.collective_bytes, self.flops + other.flops)
 
 
 @attrs.frozen

@@ -18,7 +18,7 @@ from shardcore.adapters.capture.running.executors import Executors
 from shardcore.adapters.capture.trace import Literals, Trace, Value, numbered, values
 from shardcore.adapters.flops import count_flops
 from shardcore.domain.capture import NotCaptured, TracesDiffer
-from shardcore.domain.cost.step_figures import StepCost
+from shardcore.domain.cost.step_figures import StepCounts
 from shardcore.ports.capture import Observer, Program, RecordedSum, StartedCollective, StepTrace
 
 
@@ -54,9 +54,9 @@ class RecordedProgram:
     remark: str
 
     @cached_property
-    def cost(self) -> StepCost:
+    def counts(self) -> StepCounts:
         """Counts what a run of it sends, and what the recorded step computed."""
-        return StepCost(self.collective_bytes, sum(flops_of(self.trace)))
+        return StepCounts(self.collective_bytes, sum(flops_of(self.trace)))
 
     def __call__(self, inputs: Sequence[Any], *, owned: bool = False) -> Any:
         """Runs it.

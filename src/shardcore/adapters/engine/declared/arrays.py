@@ -53,7 +53,7 @@ class ArrayCall:
         """Runs the operator on other values, of the dtypes and on the devices of its operands."""
         examples = self.call.operands.values()
         tensors = [
-            torch.from_numpy(array.copy()).to(example.device, example.dtype)
+            torch.from_numpy(np.array(array)).to(example.device, example.dtype)
             for array, example in zip(arrays, examples, strict=True)
         ]
         with torch.no_grad():
