@@ -211,16 +211,24 @@ WRONG = {
 }
 
 
+@pytest.fixture
+def _single():
+    """Installs shardcore in this process, and not in ranks that are forked from it later."""
+    shardcore.install("single")
+    yield
+    shardcore.uninstall()
+
+
 @pytest.mark.parametrize("case", WRONG)
+@pytest.mark.usefixtures("_single")
 def test_a_wrong_use_is_an_error(case):
     make, size, message = WRONG[case]
-    shardcore.install("single")
     with pytest.raises(shardcore.ShardcoreError, match=message):
         shardcore.resize(make(), size)
 
 
+@pytest.mark.usefixtures("_single")
 def test_slots_of_other_shapes_are_refused():
-    shardcore.install("single")
     model = with_head(WORDS)
     model.compile("adafactor", "mse")
     model.optimizer.build(model.trainable_variables)
@@ -246,7 +254,6 @@ def test_the_model_holds_the_new_parameter_alone():
 @pytest.mark.parametrize("strategy", ["single", "dtensor"])
 def test_an_optimizer_with_old_slots_is_an_error_not_a_crash(strategy):
     def program(_rank):
-        shardcore.uninstall()  # what another test has installed before this was forked
         shardcore.install(strategy)
         if strategy == "dtensor":
             keras.distribution.set_distribution(keras.distribution.DataParallel())

@@ -217,13 +217,22 @@ def test_the_figures_leave_a_validation_out():
     assert history["step_ms"][-1] * STEPS < 1000
 
 
-@pytest.mark.parametrize("every", [0, -1, True, 2.5, "5", None])
-def test_a_wrong_window_is_an_error(every):
+@pytest.fixture
+def _single():
+    """Installs shardcore in this process, and not in ranks that are forked from it later."""
     shardcore.install("single")
+    yield
+    shardcore.uninstall()
+
+
+@pytest.mark.parametrize("every", [0, -1, True, 2.5, "5", None])
+@pytest.mark.usefixtures("_single")
+def test_a_wrong_window_is_an_error(every):
     with pytest.raises(shardcore.errors.ArgumentProblem, match=r"number.*StepStats\(every\)"):
         shardcore.StepStats(every=every)
 
 
+@pytest.mark.usefixtures("_single")
 def test_wrong_uses_are_errors():
     shardcore.uninstall()
     with pytest.raises(shardcore.errors.EnvironmentProblem, match="install"):
