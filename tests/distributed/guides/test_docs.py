@@ -42,7 +42,10 @@ def test_the_code_of_install_runs_in_a_new_interpreter(tmp_path):
 
 
 def test_the_code_of_training_runs(tmp_path):
-    assert run("\n".join(python_blocks("how-to/training.md")), tmp_path) == "True\n"
+    assert (
+        run("\n".join(python_blocks("how-to/training.md")), tmp_path)
+        == "True\n(1003, 16) (16, 1003)\n"
+    )
 
 
 # The test that runs the code of a page, where it is another than those below.

@@ -239,6 +239,7 @@ def test_slots_of_other_shapes_are_refused():
 
 def test_the_model_holds_the_new_parameter_alone():
     def program(_rank):
+        shardcore.install("single")
         words = keras.layers.Embedding(6, 4, name="words")
         model = keras.Sequential([keras.Input((3,), dtype="int32"), words, keras.layers.Dense(2)])
         model.compile("adam", "mse")
@@ -272,6 +273,7 @@ def test_an_optimizer_with_old_slots_is_an_error_not_a_crash(strategy):
 @pytest.mark.parametrize("optimizer", ["ftrl", "adagrad"])
 def test_accumulators_of_new_rows_begin_as_those_of_old_ones(optimizer):
     def program(_rank):
+        shardcore.install("single")
         words = keras.layers.Embedding(4, 2)
         model = keras.Sequential([keras.Input((3,), dtype="int32"), words])
         model.compile(optimizer, "mse")
