@@ -54,6 +54,14 @@ def check_operator_rule(operator: object, *args: object, **kwargs: object) -> No
     rule, operands = example.rule, example.operands
     shapes = [operand.shape for operand in operands]
     extents = _call(rule, shapes, _SQUARE).extents
+    for number, operand in enumerate(operands):
+        if operand.dtype.kind == "f" and operand.size > 1 and np.unique(operand).size == 1:
+            raise ArgumentProblem(
+                name="check_operator_rule(*args)",
+                expected=f"an example with values that differ in operand {number}",
+                got=f"{operand.size} equal ones",
+                remedy="shards of equal values hide a rule that is wrong: draw random values",
+            )
     results, again = example.run(operands), example.run(operands)
     if not all(map(partial(np.array_equal, equal_nan=True), results, again)):
         raise ArgumentProblem(

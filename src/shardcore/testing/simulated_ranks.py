@@ -47,7 +47,7 @@ def check_shards(
         >>> check_shards(lambda parts, rank: [parts[0].sum(0)], [(x, rows)], [(x.sum(0), summed)])
     """
     mesh = operands[0][1].mesh
-    shards = [laid_out(mesh, value, layout) for value, layout in operands]
+    shards = [shards_of(mesh, value, layout) for value, layout in operands]
     computed = {
         at: run([shard[at] for shard in shards], rank) for rank, at in enumerate(coordinates(mesh))
     }
@@ -57,7 +57,7 @@ def check_shards(
             expected = layout.local_shape(full.shape, rank)
             assert part.shape == expected, f"rank {rank} has shape {part.shape}, not {expected}"
         size = np.abs(full[np.isfinite(full)]).max(initial=0.0)
-        joined = together(mesh, parts, layout, full.shape, tolerance * size)
+        joined = join_shards(mesh, parts, layout, full.shape, tolerance * size)
         np.testing.assert_allclose(joined, full, rtol=1e-7, atol=tolerance * size)
 
 
@@ -71,10 +71,10 @@ def chunks(array: Array, parts: int, dim: int, block: int = 1) -> list[Array]:
 
     Padded with empty chunks to `parts`.
     """
-    places = np.arange(array.shape[dim])
-    blocks = [places[start : start + block] for start in range(0, len(places), block)]
+    indices = np.arange(array.shape[dim])
+    blocks = [indices[start : start + block] for start in range(0, len(indices), block)]
     step = max(1, -(-len(blocks) // parts))
-    chunked = [[places[:0], *blocks[k * step : (k + 1) * step]] for k in range(parts)]
+    chunked = [[indices[:0], *blocks[k * step : (k + 1) * step]] for k in range(parts)]
     return [array.take(np.concatenate(chunk), dim) for chunk in chunked]
 
 
@@ -88,11 +88,11 @@ def scatter(layout: Layout, contributions: Array) -> dict[Coordinate, Array]:
             segments = segments_of(layout.blocks[dim])
             size = part.shape[dim] // segments.count
             part = part.reshape(*part.shape[:dim], segments.count, size, *part.shape[dim + 1 :])
-            for place, axis in enumerate(layout.dim_axes(dim)):
+            for position, axis in enumerate(layout.dim_axes(dim)):
                 i = names.index(axis)
                 along, block = (
                     (dim, segments.outer_block)
-                    if place < segments.outer
+                    if position < segments.outer
                     else (dim + 1, segments.block)
                 )
                 part = chunks(part, layout.mesh.shape[i], along, block)[at[i]]
@@ -102,7 +102,7 @@ def scatter(layout: Layout, contributions: Array) -> dict[Coordinate, Array]:
     return shards
 
 
-def laid_out(mesh: Mesh, value: Array, layout: Layout) -> dict[Coordinate, Array]:
+def shards_of(mesh: Mesh, value: Array, layout: Layout) -> dict[Coordinate, Array]:
     """Cuts `value` for each rank. Of a partial sum the first rank of an axis has all."""
     sizes = [mesh.axis_size(axis) for axis, _ in layout.partial]
     contributions = np.zeros((*sizes, *value.shape), value.dtype)
@@ -112,7 +112,7 @@ def laid_out(mesh: Mesh, value: Array, layout: Layout) -> dict[Coordinate, Array
     return shards
 
 
-def together(
+def join_shards(
     mesh: Mesh,
     parts: Mapping[Coordinate, Array],
     layout: Layout,
@@ -122,23 +122,25 @@ def together(
     """Joins the shards of all ranks to the full tensor, along the minor axes first."""
     nested = [axis for dim in range(layout.ndim) for axis in layout.dim_axes(dim)]
     order = [*nested, *(axis for axis in mesh.axis_names if axis not in nested)]
-    places = {
+    by_coordinate = {
         tuple(at[mesh.axis_index(axis)] for axis in order): part for at, part in parts.items()
     }
     for axis in reversed(order):
         groups: dict[Coordinate, list[Array]] = {}
-        for at in sorted(places):
-            groups.setdefault(at[:-1], []).append(places[at])
+        for at in sorted(by_coordinate):
+            groups.setdefault(at[:-1], []).append(by_coordinate[at])
         placement = layout.placement(axis)
         if isinstance(placement, Shard) and layout.dim_axes(placement.dim).index(axis) < (
             segments_of(placement.block).outer
         ):
             placement = Shard(placement.dim)  # whole segments
-        places = {at: _joined(group, placement, shape, tolerance) for at, group in groups.items()}
-    return places[()]
+        by_coordinate = {
+            at: _join_group(group, placement, shape, tolerance) for at, group in groups.items()
+        }
+    return by_coordinate[()]
 
 
-def _joined(group: list[Array], placement: Placement, shape: Shape, tolerance: float) -> Array:
+def _join_group(group: list[Array], placement: Placement, shape: Shape, tolerance: float) -> Array:
     match placement:
         case Shard(dim, blocks):
             count = (of_dim := segments_of(blocks)).count

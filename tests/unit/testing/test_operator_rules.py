@@ -136,3 +136,9 @@ def test_small_values_hide_no_wrong_rule():
     made = define("centered", "(Tensor x) -> Tensor", lambda x: x - x.mean(0), "n k -> n k")
     with pytest.raises(RuleError):
         check_operator_rule(made, torch.randn(6, 5) * 1e-6)
+
+
+def test_an_example_of_equal_values_is_refused():
+    made = define("equal", "(Tensor x) -> Tensor", lambda x: x - x.mean(0), "n k -> n k")
+    with pytest.raises(ArgumentProblem, match="values that differ in operand 0"):
+        check_operator_rule(made, torch.ones(6, 5))

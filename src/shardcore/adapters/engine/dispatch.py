@@ -105,15 +105,16 @@ def declare_rule(operator: object, text: object, compare: Callable[[str], None])
             remedy="torch.library.custom_op and torch.library.Library make them",
         )
     before = declared.find(operator)
-    reason = why_no_rule(operator)
+    reason, remedy = why_no_rule(operator), "it runs on full tensors"
     if reason is None and before is None and not _falls_back(_route(operator)):
-        reason = "shardcore has a rule for, or that it runs by operators that have one"
+        reason = "has a rule of shardcore, or is made of operators that have one"
+        remedy = "it needs none of yours"
     if reason is not None:
         raise ArgumentProblem(
             name=f"operator_rule({operator})",
             expected="an operator of your own, which computes new tensors from its operands alone",
             got=f"one that {reason}",
-            remedy="it needs no rule, or can have none",
+            remedy=remedy,
         )
     rule = signature_of(operator).rule(text)
     if before not in (None, rule):

@@ -11,9 +11,9 @@ import attrs
 import keras
 
 from shardcore.binding.checkpoints import state
+from shardcore.binding.checkpoints.collective_ranks import Ranks
 from shardcore.binding.checkpoints.loading import Restore
 from shardcore.binding.checkpoints.state import StateTensor
-from shardcore.binding.checkpoints.taking_part import Ranks
 from shardcore.binding.ranks.session import Sessions
 from shardcore.domain.checkpoints.contents import divide, pieces_of_rank
 from shardcore.domain.checkpoints.index import Index

@@ -12,16 +12,16 @@ import keras
 import torch
 
 from shardcore.binding.checkpoints import state
+from shardcore.binding.checkpoints.collective_ranks import Ranks
 from shardcore.binding.checkpoints.state import StateTensor
-from shardcore.binding.checkpoints.taking_part import Ranks
 from shardcore.binding.ranks.session import Sessions
 from shardcore.domain.checkpoints.contents import Loaded, divide, pieces_of_rank
 from shardcore.domain.checkpoints.grid import Box, HeldPart, held_parts
-from shardcore.domain.checkpoints.rearrangement import Piece, Rearrangement
+from shardcore.domain.checkpoints.rearrangement import BoxPair, Rearrangement
 from shardcore.domain.checkpoints.weight_keys import (
-    Computed,
     FileTensor,
     Keys,
+    TensorFunction,
     WeightMatch,
     match_weights,
     tensors_to_write,
@@ -123,7 +123,7 @@ def _match(weights: Sequence[StateTensor], keys: Keys, reader: WeightReader) -> 
     return attrs.evolve(matched, pairs=pairs, problems=tuple(problems))
 
 
-def _problem(function: Computed, tensor: FileTensor, shape: tuple[int, ...]) -> str:
+def _problem(function: TensorFunction, tensor: FileTensor, shape: tuple[int, ...]) -> str:
     """Says what is wrong with the result of a function; empty if nothing is."""
     value = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device="meta")
     try:
@@ -163,10 +163,10 @@ def _read_pieces(
 ) -> int:
     done = 0
     for part in held:
-        for piece in rule.pieces(part.full):
-            data, count = reader.read(tensor, piece.file)
-            target = _in_order_of_file(local, piece, part.local_box(piece.variable))
-            target.copy_(_values(data, tensor, piece.factors))
+        for pair in rule.box_pairs(part.full):
+            data, count = reader.read(tensor, pair.file)
+            target = _in_order_of_file(local, pair, part.local_box(pair.variable))
+            target.copy_(_values(data, tensor, pair.factors))
             done += count
     return done
 
@@ -174,7 +174,7 @@ def _read_pieces(
 def _compute(
     reader: WeightReader,
     tensor: FileTensor,
-    function: Computed,
+    function: TensorFunction,
     shape: tuple[int, ...],
     local: torch.Tensor,
     held: Sequence[HeldPart],
@@ -198,10 +198,10 @@ def _values(data: bytearray, tensor: FileTensor, shape: tuple[int, ...]) -> torc
     return torch.frombuffer(data, dtype=getattr(torch, tensor.dtype)).view(shape)
 
 
-def _in_order_of_file(local: torch.Tensor, piece: Piece, box: Box) -> torch.Tensor:
-    """Views a box of a local shard by the factors of a piece, permuted as in the file."""
-    factors = [piece.factors[number] for number in piece.order]
-    inverse = sorted(range(len(factors)), key=piece.order.__getitem__)
+def _in_order_of_file(local: torch.Tensor, pair: BoxPair, box: Box) -> torch.Tensor:
+    """Views a box of a local shard by the factors of a pair, permuted as in the file."""
+    factors = [pair.factors[number] for number in pair.order]
+    inverse = sorted(range(len(factors)), key=pair.order.__getitem__)
     return local[box.slices].view(factors).permute(inverse)
 
 
@@ -217,11 +217,9 @@ def _parts(
     for owned in pieces_of_rank(zip(stored, layouts, strict=True), position):
         tensor, rule = tensors[owned.variable]
         held = HeldPart(owned.full, owned.local)
-        for piece in rule.pieces(owned.full):
-            local = _in_order_of_file(
-                local_of[owned.variable], piece, held.local_box(piece.variable)
-            )
-            yield PartToWrite(tensor, piece.file, partial(_bytes, local))
+        for pair in rule.box_pairs(owned.full):
+            local = _in_order_of_file(local_of[owned.variable], pair, held.local_box(pair.variable))
+            yield PartToWrite(tensor, pair.file, partial(_bytes, local))
 
 
 def _bytes(values: torch.Tensor) -> memoryview:

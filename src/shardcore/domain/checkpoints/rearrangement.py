@@ -21,7 +21,7 @@ _FACTOR = re.compile(r"([A-Za-z_]\w*)(?:=([1-9]\d*))?")
 
 
 @attrs.frozen
-class Piece:
+class BoxPair:
     """A part of a tensor, in the file and in the variable.
 
     Args:
@@ -61,14 +61,14 @@ class Rearrangement:
         """The shape of the variable."""
         return self._shape(self.variable)
 
-    def pieces(self, part: Box) -> Iterator[Piece]:
+    def box_pairs(self, part: Box) -> Iterator[BoxPair]:
         """Divides a part of the variable into parts that are boxes in the file too.
 
         Example:
             >>> heads = rearrangement("(h d) m -> m h d", (6, 2, 4))
             >>> heads.file_shape
             (8, 6)
-            >>> [piece.file for piece in heads.pieces(Box((0, 1, 0), (6, 1, 4)))]
+            >>> [pair.file for pair in heads.box_pairs(Box((0, 1, 0), (6, 1, 4)))]
             [Box(start=(4, 0), shape=(4, 6))]
         """
         if not part.elements:
@@ -84,7 +84,7 @@ class Rearrangement:
             for consecutive in self._consecutive(ranges):
                 file, variable = (self._box(side, consecutive) for side in self._sides)
                 factors = tuple(len(consecutive[name]) for name in in_file)
-                yield Piece(file, variable, factors, order)
+                yield BoxPair(file, variable, factors, order)
 
     @property
     def _sides(self) -> tuple[Dims, Dims]:

@@ -10,8 +10,8 @@ from shardcore.domain.checkpoints.file_format import DTYPES, nbytes_of
 from shardcore.domain.checkpoints.rearrangement import Rearrangement, rearrangement
 from shardcore.domain.errors import ArgumentProblem, CheckpointError
 
-Computed = Callable[..., object]  # a function of the tensor in the file
-Key = str | tuple[str, str | Computed] | None
+TensorFunction = Callable[..., object]  # a function of the tensor in the file
+Key = str | tuple[str, str | TensorFunction] | None
 Keys = Mapping[str, Key] | Callable[[str], Key] | None
 
 _FLOATS = ("float", "bfloat")
@@ -41,7 +41,7 @@ class WeightMatch:
         unused: The keys in the files that no weight takes.
     """
 
-    pairs: Mapping[str, tuple[FileTensor, Rearrangement | Computed]]
+    pairs: Mapping[str, tuple[FileTensor, Rearrangement | TensorFunction]]
     problems: tuple[str, ...]
     unused: tuple[str, ...]
 
@@ -75,7 +75,7 @@ def match_weights(
         ("'dense/kernel' from 'w' has shape (2, 3) in the file, expected (3, 2)",)
     """
     chosen, problems = _chosen(weights, keys)
-    pairs: dict[str, tuple[FileTensor, Rearrangement | Computed]] = {}
+    pairs: dict[str, tuple[FileTensor, Rearrangement | TensorFunction]] = {}
     for weight, key, transform in chosen:
         try:
             if key not in stored:
@@ -88,8 +88,8 @@ def match_weights(
 
 
 def _rule(
-    weight: VariableToLoad, transform: str | Computed | None, stored: FileTensor
-) -> Rearrangement | Computed:
+    weight: VariableToLoad, transform: str | TensorFunction | None, stored: FileTensor
+) -> Rearrangement | TensorFunction:
     if stored.dtype not in DTYPES:
         raise ArgumentProblem(f"has dtype {stored.dtype} in the file, which is not read")
     are_floats = all(dtype.startswith(_FLOATS) for dtype in (weight.dtype, stored.dtype))
@@ -135,7 +135,7 @@ def tensors_to_write(
     return tensors
 
 
-_Chosen = tuple[VariableToLoad, str, str | Computed | None]
+_Chosen = tuple[VariableToLoad, str, str | TensorFunction | None]
 
 
 def _chosen(weights: Sequence[VariableToLoad], keys: Keys) -> tuple[list[_Chosen], list[str]]:
@@ -163,7 +163,7 @@ def _chosen(weights: Sequence[VariableToLoad], keys: Keys) -> tuple[list[_Chosen
     return chosen, problems
 
 
-def _key(path: str, keys: Keys) -> tuple[str, str | Computed | None] | None:
+def _key(path: str, keys: Keys) -> tuple[str, str | TensorFunction | None] | None:
     if keys is None:
         return path, None
     key = keys[path] if isinstance(keys, Mapping) else keys(path)

@@ -20,7 +20,7 @@ LIBRARY.define("composed(Tensor x) -> Tensor")
 LIBRARY.impl("composed", lambda x: x + 1, "CompositeImplicitAutograd")
 LIBRARY.define("good(Tensor x, Tensor? bias, int n=1) -> Tensor")
 
-OF_SHARDCORE = "that shardcore has a rule for, or that it runs by operators that have one"
+OF_SHARDCORE = "has a rule of shardcore, or is made of operators that have one"
 REFUSED = {
     "writes": "writes into an operand",
     "view": "returns a view",

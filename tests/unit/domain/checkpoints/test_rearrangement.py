@@ -50,11 +50,11 @@ def test_the_pieces_of_a_part_have_its_elements_each_once(case):
     assert parsed == rearrangement(f"{sized} -> {text(variable)}", full.shape)
     target = np.full(full.shape, -1)
     box = Box(tuple(a for a, _ in part), tuple(b - a for a, b in part))
-    for piece in parsed.pieces(box):
-        read = flat.reshape(shape)[piece.file.slices]
-        moved = read.reshape(piece.factors).transpose(piece.order).reshape(piece.variable.shape)
-        assert (target[piece.variable.slices] == -1).all()
-        target[piece.variable.slices] = moved
+    for pair in parsed.box_pairs(box):
+        read = flat.reshape(shape)[pair.file.slices]
+        moved = read.reshape(pair.factors).transpose(pair.order).reshape(pair.variable.shape)
+        assert (target[pair.variable.slices] == -1).all()
+        target[pair.variable.slices] = moved
     np.testing.assert_array_equal(target[box.slices], full[box.slices])
     assert (target >= 0).sum() == box.elements
 

@@ -47,7 +47,7 @@ class OperatorSignature:
         numbers = len(declared.operands), len(declared.results)
         if numbers != (len(self.operands), self.results):
             raise self._problem(
-                text, f"it has {numbers[0]} terms before and {numbers[1]} behind it"
+                text, f"it has {numbers[0]} terms before the arrow and {numbers[1]} after it"
             )
         return declared
 
@@ -55,7 +55,7 @@ class OperatorSignature:
         return ArgumentProblem(
             name=f"operator_rule({self.name})",
             expected=f"a rule with {len(self.operands)} terms ({', '.join(self.operands)}) before "
-            f"the arrow and {self.results} behind it, such as {self.example!r},",
+            f"the arrow and {self.results} after it, such as {self.example!r},",
             got=repr(got),
             remedy=f"{why}. A letter is a dim that may be sharded, with all dims of that letter; "
             "one that no result has is summed; '-' is never sharded; '()' has no dims",

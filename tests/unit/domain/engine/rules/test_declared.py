@@ -13,9 +13,9 @@ SPLIT = OperatorSignature("mylib.split.default", ("x",), 2)
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("n k -> n k", "it has 1 terms before and 1 behind it"),
-        ("n k, k", "it has 2 terms before and 0 behind it"),
-        ("n k, k -> n k, k", "it has 2 terms before and 2 behind it"),
+        ("n k -> n k", "it has 1 terms before the arrow and 1 after it"),
+        ("n k, k", "it has 2 terms before the arrow and 0 after it"),
+        ("n k, k -> n k, k", "it has 2 terms before the arrow and 2 after it"),
         ("", "needs an operand before the arrow"),
         ("N K, K -> N K", "a factor such as 'n'"),
         ("n k, k => n k", "got '=>'"),
@@ -29,7 +29,7 @@ def test_a_wrong_text_says_what_was_expected(text, why):
         SCALE.rule(text)
     message = str(error.value)
     assert error.value.name == "operator_rule(mylib.scale.default)"
-    assert "a rule with 2 terms (x, weight) before the arrow and 1 behind it, such as" in message
+    assert "a rule with 2 terms (x, weight) before the arrow and 1 after it, such as" in message
     assert "'n k, n k -> n k'" in message
     assert f"got {text!r}" in message
     assert why in message
