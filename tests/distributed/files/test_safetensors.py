@@ -202,7 +202,7 @@ def damage(hub, how):
 DAMAGES = {
     "cut": "is no safetensors file",
     "header": "is no safetensors file",
-    "missing": "No such file",
+    "missing": "which is missing: the folder is incomplete",
     "index": "'more' is in 'model-00001-of-00002.safetensors', which lacks it",
     "outside": "outside of its folder",
     "twice": "Two files in",
