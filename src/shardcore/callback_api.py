@@ -101,6 +101,8 @@ class StepStats(StepStatsCallback):
         EnvironmentProblem: If shardcore is not installed.
         ArgumentProblem: If `every` is not a number of steps.
         MachineError: If there is no such machine.
+        CallProblem: In a fit over several ranks, if a callback monitors a figure: each rank would
+            decide by its own.
 
     Example:
         >>> history = model.fit(x, y, verbose=0, callbacks=[shardcore.StepStats()]).history

@@ -11,6 +11,7 @@ import shardcore
 from shardcore.binding.capture.python_state.guard import PythonGuard
 from shardcore.domain.capture import State
 from shardcore.domain.cost.machine import Machine, Speed
+from shardcore.domain.cost.step_figures import STEP_FIGURES
 from shardcore.testing import count_collectives, run_ranks
 from tests.distributed.programs import STRATEGY, distribute
 
@@ -94,6 +95,7 @@ def test_figures_are_those_of_an_independent_count(tmp_path, ranks, strategy):
             assert 0 < figures["data_wait"] < 1
             assert 50 < figures["peak_memory_mib"] < 10_000
         assert {frozenset(step) for step in logs} == {frozenset(history)}
+        assert frozenset(history) - {"loss"} <= set(STEP_FIGURES)
         assert len({step["step_ms"] for step in logs}) == 1 + len(seconds) * (STEPS // 4)
     with open(tmp_path / "log.csv", encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
@@ -159,6 +161,32 @@ def test_one_rank_may_have_it_alone():
 
     first, second = run_ranks(program, 2)
     assert first == second
+
+
+DECIDE = {
+    "EarlyStopping": {},
+    "ReduceLROnPlateau": {},
+    "ModelCheckpoint": {"filepath": "best.keras", "save_best_only": True},
+}
+
+
+@pytest.mark.parametrize("name", DECIDE)
+def test_a_callback_that_decides_by_a_figure_is_an_error_on_all_ranks(name):
+    def program(rank, ranks):
+        begin(ranks, STRATEGY)
+        decides = getattr(keras.callbacks, name)
+        by_figure = decides(monitor="samples_per_second", mode="max", **DECIDE[name])
+        callbacks = [by_figure, shardcore.StepStats()]
+        if ranks == 1:
+            return len(fit(of_features(), FEATURES, *callbacks)["loss"])
+        expected = rf"{name}\(monitor='samples_per_second'\) would decide.* Monitor a loss"
+        with pytest.raises(shardcore.errors.CallProblem, match=expected):
+            fit(of_features(), FEATURES, *callbacks)
+        return 0
+
+    assert run_ranks(program, 2, 2) == [0, 0]
+    if name == "EarlyStopping":  # one device may: nothing differs from it
+        assert run_ranks(program, 1, 1)[0] > 0
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -6,6 +6,7 @@ import keras
 
 from shardcore.binding.ranks.session import Sessions
 from shardcore.binding.step_meter import StepMeter
+from shardcore.domain.cost.step_figures import STEP_FIGURES
 from shardcore.domain.errors import ArgumentProblem, CallProblem
 from shardcore.ports.measurement import StepMeasure
 
@@ -32,6 +33,7 @@ class StepStatsCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Begins to measure the steps of a fit."""
         self._fit = self.sessions.run()
         self._open()
+        self._refuse_decisions()
 
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
         """Begins an epoch."""
@@ -65,6 +67,21 @@ class StepStatsCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def _is_in_fit(self) -> bool:
         """Whether the fit still runs: one that was interrupted has no end."""
         return any(run is self._fit for run in self.sessions.runs)
+
+    def _refuse_decisions(self) -> None:
+        """Raises if a callback decides by a figure: each rank measures another one."""
+        run = self.sessions.run()
+        if run is None or run.callbacks is None or self.sessions.shared() is None:
+            return
+        for callback in run.callbacks.callbacks:
+            monitor = getattr(callback, "monitor", None)
+            if monitor in STEP_FIGURES:
+                name = type(callback).__name__
+                raise CallProblem(
+                    f"{name}(monitor={monitor!r}) would decide by what each rank measures by "
+                    "itself, so otherwise on each rank. Monitor a loss or a metric; or decide in "
+                    "a callback of your own, by shardcore.agree(..., 'rank 0')."
+                )
 
     def _open(self) -> None:
         run = self.sessions.run()

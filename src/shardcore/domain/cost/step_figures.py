@@ -3,6 +3,11 @@
 import attrs
 
 _MIB = 2**20
+# The names of all figures in logs.
+STEP_FIGURES = (
+    *("samples_per_second", "tokens_per_second", "step_ms", "data_wait", "peak_memory_mib"),
+    *("collective_mib", "flops_utilization"),
+)
 
 
 @attrs.frozen
