@@ -11,6 +11,7 @@ from shardcore.binding import keras_private
 from shardcore.binding.keras_private.patches import replaces
 from shardcore.binding.ranks.session import Sessions
 from shardcore.binding.trainer_run import TrainerRun
+from shardcore.binding.training import loggers
 from shardcore.binding.types import Original
 
 
@@ -35,12 +36,19 @@ class Ends:
         if run is not None:
             run.callbacks, run.phase = callbacks, phase
             keras_private.sort_callbacks(callbacks)
+            if phase == "train":
+                self._compare_loggers(run, callbacks)
         original(callbacks, logs)
         if run is not None and phase == "train":
             first = keras_private.first_epoch(run.trainer, run.initial_epoch)
             # Without parameters: the user has made the list.
             run.epochs_left = (callbacks.params or {}).get("epochs", 1) - first
             self._open_points(run)
+
+    def _compare_loggers(self, run: TrainerRun, callbacks: CallbackList) -> None:
+        session = self.sessions.shared()
+        if session is not None and self.sessions.runs == [run]:
+            loggers.refuse_several_runs(callbacks, session)
 
     def _open_points(self, run: TrainerRun) -> None:
         """Opens the points of a fit whose callbacks are known; a fit inside of it has none."""
