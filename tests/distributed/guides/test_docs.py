@@ -52,6 +52,7 @@ def test_the_code_of_training_runs(tmp_path):
 RUN_ELSEWHERE = {
     "how-to/install.md": "above",
     "how-to/training.md": "above",
+    "how-to/loggers.md": "tests/loggers/test_loggers.py",
     "how-to/plugins.md": "below",
     "how-to/policies.md": "test_plan_shown.py",
     "how-to/torch-modules.md": "test_parallelize.py",

@@ -15,6 +15,7 @@ import shardcore
 from shardcore.domain.errors import CallProblem
 from shardcore.testing import run_ranks
 from tests.distributed.files.test_files import X, Y, build, distribute
+from tests.loggers import page
 
 CALLBACKS = keras.callbacks
 REMOTE = inspect.getmodule(CALLBACKS.RemoteMonitor)
@@ -275,3 +276,5 @@ NO_CALLBACK = {"Callback": "the base class", "CallbackList": "what calls them"}
 def test_every_public_callback_has_a_test():
     public = {name for name, value in vars(CALLBACKS).items() if inspect.isclass(value)}
     assert public == TESTED.keys() | NO_CALLBACK.keys()
+    on_page = {row["of"][1] for row in page.kept()}
+    assert TESTED.keys() - on_page == set(), "make loggers writes docs/reference/callbacks.md"

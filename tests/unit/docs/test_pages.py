@@ -15,6 +15,7 @@ from shardcore.ports.policy import PolicyEntry
 from shardcore.ports.strategy import NewVariable, Strategy, StrategyEntry
 from tests import folders, pure_modules, subjects
 from tests.checks.tree import ROOT
+from tests.loggers import page as page_of_callbacks
 
 DOCS = ROOT / "docs"
 PACKAGE = ROOT / "src" / "shardcore"
@@ -164,6 +165,12 @@ def test_contributing_has_every_folder_of_tests_on_ranks():
     assert there == set(folders.SUBJECTS)
     page = folders.PAGE.read_text()
     assert [line for line in folders.table() if line not in page] == []
+
+
+def test_the_page_of_callbacks_has_the_results_that_are_kept():
+    """`make loggers` runs the tests, and writes the table."""
+    assert page_of_callbacks.is_up_to_date()
+    assert {row["of"][0] for row in page_of_callbacks.kept()} == page_of_callbacks.PACKAGES.keys()
 
 
 def test_the_design_has_the_folders_of_each_subject():
