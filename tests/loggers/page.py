@@ -37,7 +37,7 @@ def keep(rows: Iterable[Row], outcomes: Mapping[str, list[str]]) -> None:
 
 
 def kept() -> list[dict]:
-    """What came of the tests, a row for each callback and test."""
+    """Reads what came of the tests: a row for each callback and test."""
     return json.loads(ON_PAGE.read_text()) if ON_PAGE.exists() else []
 
 

@@ -75,7 +75,7 @@ def one_device(tmp_path_factory):
 
 
 def trained(block, folder, losses):
-    """What `fit` returned on rank 0 of two, which trained as one device."""
+    """Trains on two ranks, compares with one device, and gives what `fit` returned on rank 0."""
     of_ranks = histories(block, folder, 2)
     for history in of_ranks:
         assert history["loss"] == pytest.approx(losses, rel=1e-5)
@@ -175,7 +175,7 @@ def test_a_run_of_each_rank_is_an_error_on_all_before_the_first_step(tmp_path, n
     for (out, err), code in run("is_rank_0 = True\n" + block, tmp_path, 2):
         assert code != 0
         assert "HISTORY" not in out
-        assert "would log a run of its own on each of ranks 0, 1" in err
+        assert "would log a separate run on each of ranks 0, 1" in err
         assert remedy in err
 
 

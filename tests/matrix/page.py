@@ -40,7 +40,7 @@ A mesh is named after its shape, data axis first, and after how kernels and vect
 kernel; where a dim does not divide, the parts are uneven. `2x2, last dim over data+model` cuts it
 into four.
 
-Callbacks have [a page of their own](callbacks.md).
+For callbacks see [their page](callbacks.md).
 
     python -m tests.matrix run --only Conv2D --mesh 1x2    # one class on some meshes: seconds
 

@@ -50,7 +50,7 @@ def refuse_several_runs(callbacks: CallbackList, session: Session) -> None:
         ranks = [rank for rank, loggers in enumerate(everyone) if package in loggers]
         if len(ranks) > 1:
             raise CallProblem(
-                f"{everyone[ranks[0]][package]} would log a run of its own on each of ranks "
+                f"{everyone[ranks[0]][package]} would log a separate run on each of ranks "
                 f"{', '.join(map(str, ranks))}. {known.remedy}"
             )
 
