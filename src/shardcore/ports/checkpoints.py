@@ -219,8 +219,14 @@ class WeightReader(Protocol):
     def problem(self, tensor: FileTensor) -> str:
         """Says what of a tensor is missing in the files; empty if nothing is."""
 
+    def units(self, tensor: FileTensor, box: Box) -> Sequence[Box]:
+        """Lists the parts that `read` takes to get `box`: they contain it, and none overlap.
+
+        Those of two boxes that do not overlap are equal, or do not overlap either.
+        """
+
     def read(self, tensor: FileTensor, box: Box) -> tuple[bytearray, int]:
-        """Reads a part of a tensor.
+        """Reads a part of a tensor, one of `units`.
 
         Returns:
             Its bytes in row-major order, and how many were read from files for it.

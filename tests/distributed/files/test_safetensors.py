@@ -41,7 +41,7 @@ def hub(tmp_path):
 
 
 @pytest.mark.parametrize(("ranks", "shape", "strategy"), MESHES)
-def test_each_rank_reads_the_bytes_of_its_shards_and_writes_them_back(
+def test_a_host_reads_each_byte_once_and_writes_it_back(
     hub, tmp_path, monkeypatch, ranks, shape, strategy
 ):
     def there_and_back(_rank):
@@ -60,10 +60,12 @@ def test_each_rank_reads_the_bytes_of_its_shards_and_writes_them_back(
         kept = sum(each.bytes_here for each in shardcore.verify(model).variables)
         return model.get_weights(), sum(read), report, kept
 
-    for values, read, report, kept in run_ranks(there_and_back, ranks):
+    results = run_ranks(there_and_back, ranks)
+    assert sum(read for _, read, _, _ in results) == sum(v.nbytes for v in tensors()[0].values())
+    for values, read, report, kept in results:
         for value, expected in zip(values, tensors()[1], strict=True):
             np.testing.assert_array_equal(value, expected)
-        assert read == report.bytes_read == kept
+        assert read == report.bytes_read <= kept
         assert report.variables == tuple(KEYS)
         assert (report.problems, report.unused) == ((), ())
     files, _ = tensors()

@@ -67,72 +67,67 @@ class DcpReader:
 
     def problem(self, tensor: FileTensor) -> str:
         """Compares the chunks of a tensor with its shape, and looks for their files."""
-        stored = self._reader.metadata.state_dict_metadata[tensor.key]
-        assert isinstance(stored, TensorStorageMetadata)
-        chunks = [Box(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in stored.chunks]
+        chunks = self._chunks(tensor)
         if sum(chunk.elements for chunk in chunks) != math.prod(tensor.shape):
             return "has chunks that do not make up the tensor"
         missing = self._missing.get(tensor.key)
         return f"has a chunk in file {missing!r}, which is missing" if missing else ""
 
+    def units(self, tensor: FileTensor, box: Box) -> list[Box]:
+        """Lists the stored chunks that have elements of `box`, which torch reads as wholes.
+
+        Raises:
+            CheckpointError: If they lack some.
+        """
+        common = {chunk: intersection(chunk, box) for chunk in self._chunks(tensor)}
+        units = [chunk for chunk, part in common.items() if min(part.shape, default=1) > 0]
+        if sum(common[chunk].elements for chunk in units) != box.elements:
+            raise CheckpointError(
+                f"The chunks of {tensor.key!r} do not make up the tensor: the checkpoint is "
+                "damaged, use another one.",
+                name=tensor.key,
+            )
+        return units
+
     def read(self, tensor: FileTensor, box: Box) -> tuple[bytearray, int]:
-        """Reads a part of a tensor; torch reads each stored chunk as a whole."""
+        """Reads a chunk."""
         data = bytearray(file_format.nbytes_of(tensor.dtype, box.shape))
         planner = _LoadPlanner(tensor, box, _view(data, tensor, box.shape))
         with _calling_torch():
             load({}, storage_reader=self._reader, planner=planner, no_dist=True)
-        return data, planner.bytes_read
+        return data, len(data)
+
+    def _chunks(self, tensor: FileTensor) -> list[Box]:
+        stored = self._reader.metadata.state_dict_metadata[tensor.key]
+        assert isinstance(stored, TensorStorageMetadata)
+        return [Box(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in stored.chunks]
 
 
 class _LoadPlanner(LoadPlanner):
-    """Plans to read one part of one tensor into `target`."""
+    """Plans to read one chunk of one tensor into `target`."""
 
-    def __init__(self, tensor: FileTensor, box: Box, target: torch.Tensor) -> None:
-        self._tensor, self._box, self._target = tensor, box, target
-        self._chunks: list[ChunkStorageMetadata] = []
-        self.bytes_read = 0
+    def __init__(self, tensor: FileTensor, chunk: Box, target: torch.Tensor) -> None:
+        self._tensor, self._chunk, self._target = tensor, chunk, target
 
     def set_up_planner(
         self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
-        """Looks up the chunks of the tensor."""
-        assert metadata is not None
-        stored = metadata.state_dict_metadata[self._tensor.key]
-        assert isinstance(stored, TensorStorageMetadata)
-        self._chunks = stored.chunks
+        """Does nothing: the chunk is known."""
 
     def create_local_plan(self) -> LoadPlan:
-        """Reads from each chunk the elements that it shares with the part.
-
-        Raises:
-            CheckpointError: If the chunks lack some.
-        """
-        items, elements = [], 0
-        for number, chunk in enumerate(self._chunks):
-            stored = Box(tuple(chunk.offsets), tuple(chunk.sizes))
-            common = intersection(stored, self._box)
-            if min(common.shape, default=1) <= 0:
-                continue
-            elements += common.elements
-            self.bytes_read += file_format.nbytes_of(self._tensor.dtype, stored.shape)
-            key = self._tensor.key
-            items.append(
+        start = torch.Size((0,) * len(self._chunk.shape))
+        return LoadPlan(
+            [
                 ReadItem(
                     type=LoadItemType.TENSOR,
-                    dest_index=MetadataIndex(key),
-                    dest_offsets=torch.Size(common.within(self._box).start),
-                    storage_index=MetadataIndex(key, chunk.offsets, number),
-                    storage_offsets=torch.Size(common.within(stored).start),
-                    lengths=torch.Size(common.shape),
+                    dest_index=MetadataIndex(self._tensor.key),
+                    dest_offsets=start,
+                    storage_index=MetadataIndex(self._tensor.key, self._chunk.start),
+                    storage_offsets=start,
+                    lengths=torch.Size(self._chunk.shape),
                 )
-            )
-        if elements != self._box.elements:
-            raise CheckpointError(
-                f"The chunks of {self._tensor.key!r} do not make up the tensor: the checkpoint is "
-                "damaged, use another one.",
-                name=self._tensor.key,
-            )
-        return LoadPlan(items)
+            ]
+        )
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
         return global_plan
@@ -144,8 +139,7 @@ class _LoadPlanner(LoadPlanner):
         """Does nothing: only tensors are planned."""
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        box = Box(tuple(read_item.dest_offsets), tuple(read_item.lengths))
-        return self._target[box.slices]
+        return self._target
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
         """Ends a read, which has written into the target."""

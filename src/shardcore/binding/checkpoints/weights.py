@@ -14,10 +14,11 @@ import torch
 from shardcore.binding.checkpoints import state
 from shardcore.binding.checkpoints.collective_ranks import Ranks
 from shardcore.binding.checkpoints.state import StateTensor
+from shardcore.binding.checkpoints.weight_reading import WeightReading, in_order_of_file
 from shardcore.binding.ranks.session import Sessions
 from shardcore.domain.checkpoints.contents import Loaded, divide, pieces_of_rank
-from shardcore.domain.checkpoints.grid import Box, HeldPart, held_parts
-from shardcore.domain.checkpoints.rearrangement import BoxPair, Rearrangement
+from shardcore.domain.checkpoints.grid import HeldPart
+from shardcore.domain.checkpoints.rearrangement import Rearrangement
 from shardcore.domain.checkpoints.weight_keys import (
     FileTensor,
     Keys,
@@ -26,7 +27,7 @@ from shardcore.domain.checkpoints.weight_keys import (
     match_weights,
     tensors_to_write,
 )
-from shardcore.domain.errors import CheckpointError, describe_error
+from shardcore.domain.errors import describe_error
 from shardcore.ports.checkpoints import PartToWrite, WeightReader, WeightStore, WeightTarget
 
 
@@ -62,13 +63,16 @@ class WeightFiles:
             facts = (
                 matched.problems,
                 matched.unused,
-                [(path, tensor) for path, (tensor, _) in matched.pairs.items()],
+                [
+                    (path, tensor, rule if isinstance(rule, Rearrangement) else "function")
+                    for path, (tensor, rule) in matched.pairs.items()
+                ],
             )
             ranks.compare({what: _digest(facts), "strict": str(strict)})
             if strict:
                 matched.check(str(folder))
-            read = partial(_read, reader, weights, matched, ranks.position)
-            bytes_read = ranks.run(read, what)
+            reading = WeightReading(reader, ranks.session)
+            bytes_read = ranks.run(partial(_read, reading, weights, matched), what)
         loaded = tuple(matched.pairs)
         return Loaded(str(folder), 0, {}, loaded, matched.problems, matched.unused, bytes_read)
 
@@ -136,73 +140,13 @@ def _problem(function: TensorFunction, tensor: FileTensor, shape: tuple[int, ...
     return "" if given == shape else f"has shape {given} after its function, expected {shape}"
 
 
-def _read(
-    reader: WeightReader, weights: Sequence[StateTensor], matched: WeightMatch, position: int
-) -> int:
-    """Reads what this rank holds, and returns the bytes that were read."""
-    done = 0
+def _read(reading: WeightReading, weights: Sequence[StateTensor], matched: WeightMatch) -> int:
+    """Reads what this rank holds, and returns the bytes that it has read from files."""
     with torch.no_grad():
         for weight in weights:
-            if weight.path not in matched.pairs:
-                continue
-            tensor, rule = matched.pairs[weight.path]
-            held = held_parts(weight.layout, weight.shape, position)
-            if isinstance(rule, Rearrangement):
-                done += _read_pieces(reader, tensor, rule, weight.local, held)
-            elif held:
-                done += _compute(reader, tensor, rule, weight.shape, weight.local, held)
-    return done
-
-
-def _read_pieces(
-    reader: WeightReader,
-    tensor: FileTensor,
-    rule: Rearrangement,
-    local: torch.Tensor,
-    held: Sequence[HeldPart],
-) -> int:
-    done = 0
-    for part in held:
-        for pair in rule.box_pairs(part.full):
-            data, count = reader.read(tensor, pair.file)
-            target = _in_order_of_file(local, pair, part.local_box(pair.variable))
-            target.copy_(_values(data, tensor, pair.factors))
-            done += count
-    return done
-
-
-def _compute(
-    reader: WeightReader,
-    tensor: FileTensor,
-    function: TensorFunction,
-    shape: tuple[int, ...],
-    local: torch.Tensor,
-    held: Sequence[HeldPart],
-) -> int:
-    """Computes the full tensor, and keeps the parts that this rank holds."""
-    data, count = reader.read(tensor, Box((0,) * len(tensor.shape), tensor.shape))
-    full = function(_values(data, tensor, tensor.shape))
-    if not isinstance(full, torch.Tensor) or tuple(full.shape) != shape:
-        raise CheckpointError(
-            f"The function for {tensor.key!r} gave another shape than without values, expected "
-            f"{shape}: the model may have changed.",
-            name=tensor.key,
-        )
-    for part in held:
-        local[part.local.slices].copy_(full[part.full.slices])
-    return count
-
-
-def _values(data: bytearray, tensor: FileTensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """Views bytes that were read as a tensor."""
-    return torch.frombuffer(data, dtype=getattr(torch, tensor.dtype)).view(shape)
-
-
-def _in_order_of_file(local: torch.Tensor, pair: BoxPair, box: Box) -> torch.Tensor:
-    """Views a box of a local shard by the factors of a pair, permuted as in the file."""
-    factors = [pair.factors[number] for number in pair.order]
-    inverse = sorted(range(len(factors)), key=pair.order.__getitem__)
-    return local[box.slices].view(factors).permute(inverse)
+            if weight.path in matched.pairs:
+                reading.read(weight, *matched.pairs[weight.path])
+    return reading.finish()
 
 
 def _parts(
@@ -218,7 +162,7 @@ def _parts(
         tensor, rule = tensors[owned.variable]
         held = HeldPart(owned.full, owned.local)
         for pair in rule.box_pairs(owned.full):
-            local = _in_order_of_file(local_of[owned.variable], pair, held.local_box(pair.variable))
+            local = in_order_of_file(local_of[owned.variable], pair, held.local_box(pair.variable))
             yield PartToWrite(tensor, pair.file, partial(_bytes, local))
 
 
