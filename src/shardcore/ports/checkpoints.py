@@ -225,7 +225,7 @@ class WeightReader(Protocol):
         Those of two boxes that do not overlap are equal, or do not overlap either.
         """
 
-    def read(self, tensor: FileTensor, box: Box) -> tuple[bytearray, int]:
+    def read(self, tensor: FileTensor, box: Box) -> tuple[memoryview, int]:
         """Reads a part of a tensor, one of `units`.
 
         Returns:

@@ -119,7 +119,7 @@ class Processes(Protocol):
             RankMismatchError: If a process does not call it, or calls it with another `what`.
         """
 
-    def send_bytes(self, data: bytearray, source: int, others: Sequence[int]) -> None:
+    def send_bytes(self, data: memoryview, source: int, others: Sequence[int]) -> None:
         """Copies `data` of process `source` into that of the `others`. These processes call it.
 
         Args:

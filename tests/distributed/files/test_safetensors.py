@@ -166,6 +166,8 @@ def test_what_does_not_fit_is_one_error_on_all_ranks_and_changes_nothing(hub):
             messages.append(str(error.value))
         with pytest.raises(ArgumentProblem, match="Expected a text as the key of"):
             shardcore.load_safetensors(model, hub, lambda path: 3)
+        with pytest.raises(ArgumentProblem, match="Expected `keys` to be a dict, a function of"):
+            shardcore.load_safetensors(model, hub, 5)
         assert bits_of(model) == before
         report = shardcore.load_safetensors(model, hub, WRONG[0][0], strict=False)
         return messages, report
@@ -252,8 +254,9 @@ def test_what_cannot_be_written_is_an_error_on_all_ranks_and_leaves_no_file(tmp_
             with pytest.raises(ArgumentProblem) as error:
                 shardcore.save_safetensors(model, tmp_path / "new", keys)
             messages.append(str(error.value))
-        with pytest.raises(ArgumentProblem, match="above 0"):
-            shardcore.save_safetensors(model, tmp_path / "new", KEYS, max_shard_size=0)
+        for size in (0, "5GB", float("inf")):
+            with pytest.raises(ArgumentProblem, match="a number above 0, in GB, got"):
+                shardcore.save_safetensors(model, tmp_path / "new", KEYS, max_shard_size=size)
         with pytest.raises(CheckpointError, match=r"has 'model.safetensors' already"):
             shardcore.save_safetensors(model, tmp_path / "full", KEYS)
         if rank == 1:

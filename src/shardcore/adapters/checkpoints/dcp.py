@@ -36,8 +36,8 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.overrides import TorchFunctionMode
 
-from shardcore.domain.checkpoints import file_format
 from shardcore.domain.checkpoints.grid import Box, intersection
 from shardcore.domain.checkpoints.weight_keys import FileTensor
 from shardcore.domain.errors import CheckpointError
@@ -89,13 +89,13 @@ class DcpReader:
             )
         return units
 
-    def read(self, tensor: FileTensor, box: Box) -> tuple[bytearray, int]:
+    def read(self, tensor: FileTensor, box: Box) -> tuple[memoryview, int]:
         """Reads a chunk."""
-        data = bytearray(file_format.nbytes_of(tensor.dtype, box.shape))
-        planner = _LoadPlanner(tensor, box, _view(data, tensor, box.shape))
-        with _calling_torch():
+        planner = _LoadPlanner(tensor.key, box)
+        with _calling_torch(), _WithoutCopy() as loaded:
             load({}, storage_reader=self._reader, planner=planner, no_dist=True)
-        return data, len(data)
+        data = loaded.value.contiguous().view(-1).view(torch.uint8).numpy().data
+        return data, data.nbytes
 
     def _chunks(self, tensor: FileTensor) -> list[Box]:
         stored = self._reader.metadata.state_dict_metadata[tensor.key]
@@ -103,11 +103,26 @@ class DcpReader:
         return [Box(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in stored.chunks]
 
 
-class _LoadPlanner(LoadPlanner):
-    """Plans to read one chunk of one tensor into `target`."""
+class _WithoutCopy(TorchFunctionMode):
+    """Keeps the tensor that torch has read, instead of a copy of it in the planner's tensor."""
 
-    def __init__(self, tensor: FileTensor, chunk: Box, target: torch.Tensor) -> None:
-        self._tensor, self._chunk, self._target = tensor, chunk, target
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.value = torch.empty(0)
+
+    def __torch_function__(
+        self, function: Any, types: object, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function is torch.Tensor.copy_ and args[0].is_meta:
+            self.value = args[1]
+        return function(*args, **(kwargs or {}))
+
+
+class _LoadPlanner(LoadPlanner):
+    """Plans to read one chunk of one tensor."""
+
+    def __init__(self, key: str, chunk: Box) -> None:
+        self._key, self._chunk = key, chunk
 
     def set_up_planner(
         self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False
@@ -120,9 +135,9 @@ class _LoadPlanner(LoadPlanner):
             [
                 ReadItem(
                     type=LoadItemType.TENSOR,
-                    dest_index=MetadataIndex(self._tensor.key),
+                    dest_index=MetadataIndex(self._key),
                     dest_offsets=start,
-                    storage_index=MetadataIndex(self._tensor.key, self._chunk.start),
+                    storage_index=MetadataIndex(self._key, self._chunk.start),
                     storage_offsets=start,
                     lengths=torch.Size(self._chunk.shape),
                 )
@@ -139,10 +154,10 @@ class _LoadPlanner(LoadPlanner):
         """Does nothing: only tensors are planned."""
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        return self._target
+        return torch.empty(tuple(read_item.lengths), device="meta")
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """Ends a read, which has written into the target."""
+        """Does nothing: `_WithoutCopy` has the tensor."""
 
 
 class _SavePlanner(SavePlanner):

@@ -136,7 +136,7 @@ class TorchProcesses:
         """
         exchange.gather(None, what)
 
-    def send_bytes(self, data: bytearray, source: int, others: Sequence[int]) -> None:
+    def send_bytes(self, data: memoryview, source: int, others: Sequence[int]) -> None:
         """Copies `data` of process `source` into that of the `others`. These processes call it."""
         if not data or not process_group.has_others():
             return

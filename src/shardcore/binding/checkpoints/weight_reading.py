@@ -87,11 +87,12 @@ class WeightReading:
         wanted = _wanted(weight, tensor, rule, rank)
         return dict.fromkeys(unit for box in wanted for unit in self.reader.units(tensor, box))
 
-    def _fetch(self, tensor: FileTensor, read: HostRead) -> bytearray:
+    def _fetch(self, tensor: FileTensor, read: HostRead) -> memoryview:
         """Reads a part, or receives it. Its ranks call it together."""
-        data, count = bytearray(nbytes_of(tensor.dtype, read.box.shape)), 0
+        own = None
         if read.reader == self._position:
-            data, count = self._attempt(partial(self.reader.read, tensor, read.box)) or (data, 0)
+            own = self._attempt(partial(self.reader.read, tensor, read.box))
+        data, count = own or (memoryview(bytearray(nbytes_of(tensor.dtype, read.box.shape))), 0)
         self.bytes_read += count
         if self.session is not None and len(read.ranks) > 1:
             process_of = self.session.world.processes
@@ -123,17 +124,17 @@ def _whole(tensor: FileTensor) -> Box:
     return Box((0,) * len(tensor.shape), tensor.shape)
 
 
-def _values(data: bytearray, tensor: FileTensor, box: Box) -> torch.Tensor:
+def _values(data: memoryview, tensor: FileTensor, box: Box) -> torch.Tensor:
     """Views bytes that were read as a tensor."""
     return torch.frombuffer(data, dtype=getattr(torch, tensor.dtype)).view(box.shape)
 
 
 def _collect(parts: Parts, wanted: list[Box], values: torch.Tensor, box: Box) -> None:
-    """Adds the values of `box` to those of the wanted parts; without a copy if it is one."""
+    """Adds the values of `box` to those of the wanted parts, without a copy if it has all."""
     for part in wanted:
         common = intersection(part, box)
-        if part == box:
-            parts[part] = values
+        if common == part:
+            parts[part] = values[part.within(box).slices]
         elif min(common.shape) > 0:
             if part not in parts:
                 parts[part] = values.new_empty(part.shape)

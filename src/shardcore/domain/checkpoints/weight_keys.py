@@ -140,6 +140,14 @@ _Chosen = tuple[VariableToLoad, str, str | TensorFunction | None]
 
 def _chosen(weights: Sequence[VariableToLoad], keys: Keys) -> tuple[list[_Chosen], list[str]]:
     """Asks `keys` for each weight; a weight with None is left out."""
+    if not (keys is None or isinstance(keys, Mapping) or callable(keys)):
+        raise ArgumentProblem(
+            f"Expected `keys` to be a dict, a function of the path of a variable or None, got "
+            f"{keys!r}.",
+            name="keys",
+            expected="a dict, a function or None",
+            got=repr(keys),
+        )
     chosen: list[_Chosen] = []
     problems = []
     paths = {weight.path for weight in weights}
