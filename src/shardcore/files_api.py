@@ -167,6 +167,43 @@ def save_dcp(model: KerasModel, path: str | os.PathLike[str], keys: Keys = None)
     return _dcp().save(model, path, keys, 0)
 
 
+def load_orbax(model: KerasModel, path: str | os.PathLike[str], *, strict: bool = True) -> Loaded:
+    """Loads what Keras' `OrbaxCheckpoint` has saved, on any backend. All ranks call it together.
+
+    It loads the weights, the seeds and the state of the optimizer, by the paths of the variables.
+    Metrics begin anew. One rank of a host reads a stored chunk, and sends it to those that need a
+    part of it. It needs the package `orbax-checkpoint`.
+
+    Args:
+        model: The built Keras model, on any mesh and in any layout.
+        path: The directory of `OrbaxCheckpoint`, for its newest step, or the folder of a step.
+        strict: Whether each variable of the model and each array has to fit. A folder without the
+            optimizer, or a model without one, needs `strict=False`.
+
+    Returns:
+        The report: the variables that were loaded, and the arrays that were not used.
+
+    Raises:
+        CheckpointError: As in `load_safetensors`.
+        EnvironmentProblem: If the package is missing.
+
+    Example:
+        >>> shardcore.load_orbax(model, directory)
+        Traceback (most recent call last):
+            ...
+        shardcore.domain.errors.CheckpointError: ...
+    """
+    from shardcore.adapters.checkpoints.orbax_folders import OrbaxFolders
+    from shardcore.binding.checkpoints.weight_loading import WeightLoading, state_tree_of
+
+    sessions = bootstrap.installation().binding.sessions
+    remedy = "Build and compile the model that was saved, with the same names of layers"
+    source = OrbaxFolders()
+    return WeightLoading(sessions, source, "orbax", state_tree_of, remedy).load(
+        model, path, None, strict
+    )
+
+
 def _safetensors() -> "WeightFiles":
     from shardcore.adapters.checkpoints.hub_folders import HubFolders
 

@@ -233,8 +233,11 @@ class WeightReader(Protocol):
         """
 
 
-class WeightStore(Protocol):
-    """A format of files of weights, which other programs read and write too."""
+class WeightSource(Protocol):
+    """A format of files of weights, which other programs write."""
+
+    def find(self, path: Path) -> Path:
+        """Chooses what to read at `path`, where there may be several. One rank calls it."""
 
     def reading(self, path: Path) -> AbstractContextManager[WeightReader]:
         """Opens files for reading, on one rank or on several.
@@ -242,6 +245,10 @@ class WeightStore(Protocol):
         Raises:
             CheckpointError: If there are none, or they are damaged.
         """
+
+
+class WeightStore(WeightSource, Protocol):
+    """A format of files of weights, which other programs read and write."""
 
     def check(self, target: WeightTarget) -> None:
         """Refuses files that must not be mixed with these, and changes nothing. One rank calls it.

@@ -53,6 +53,10 @@ class HubReader:
 class HubFolders:
     """Safetensors files as Transformers and the Hugging Face hub have them."""
 
+    def find(self, path: Path) -> Path:
+        """Takes the path as it is."""
+        return path
+
     @contextmanager
     def reading(self, path: Path) -> Iterator[WeightReader]:
         """Opens a file, or a folder of files, which has an index if a key tells its file."""

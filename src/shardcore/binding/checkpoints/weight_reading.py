@@ -149,7 +149,7 @@ def _assign(
         for part in held:
             for pair in rule.box_pairs(part.full):
                 target = in_order_of_file(weight.local, pair, part.local_box(pair.variable))
-                target.copy_(parts[pair.file].view(pair.factors))
+                target.copy_(_cast(parts[pair.file], weight.local.dtype, tensor).view(pair.factors))
         return
     full = rule(parts[_whole(tensor)])
     if not isinstance(full, torch.Tensor) or tuple(full.shape) != weight.shape:
@@ -160,6 +160,19 @@ def _assign(
         )
     for part in held:
         weight.local[part.local.slices].copy_(full[part.full.slices])
+
+
+def _cast(values: torch.Tensor, dtype: torch.dtype, tensor: FileTensor) -> torch.Tensor:
+    """Casts integers, whose values stay; `copy_` casts floats."""
+    if values.dtype == dtype or dtype.is_floating_point:
+        return values
+    cast = values.to(dtype)
+    if not torch.equal(cast.to(torch.int64), values.to(torch.int64)):
+        raise CheckpointError(
+            f"{tensor.key!r} has values of {tensor.dtype} in the file that {dtype} does not have.",
+            name=tensor.key,
+        )
+    return cast
 
 
 def in_order_of_file(local: torch.Tensor, pair: BoxPair, box: Box) -> torch.Tensor:

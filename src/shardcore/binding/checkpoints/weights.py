@@ -1,9 +1,7 @@
 """Files of others: each rank reads the bytes of its shards and writes its own, piece by piece."""
 
-import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -14,21 +12,14 @@ import torch
 from shardcore.binding.checkpoints import state
 from shardcore.binding.checkpoints.collective_ranks import Ranks
 from shardcore.binding.checkpoints.state import StateTensor
-from shardcore.binding.checkpoints.weight_reading import WeightReading, in_order_of_file
+from shardcore.binding.checkpoints.weight_loading import WeightLoading, digest
+from shardcore.binding.checkpoints.weight_reading import in_order_of_file
 from shardcore.binding.ranks.session import Sessions
 from shardcore.domain.checkpoints.contents import Loaded, divide, pieces_of_rank
 from shardcore.domain.checkpoints.grid import HeldPart
 from shardcore.domain.checkpoints.rearrangement import Rearrangement
-from shardcore.domain.checkpoints.weight_keys import (
-    FileTensor,
-    Keys,
-    TensorFunction,
-    WeightMatch,
-    match_weights,
-    tensors_to_write,
-)
-from shardcore.domain.errors import describe_error
-from shardcore.ports.checkpoints import PartToWrite, WeightReader, WeightStore, WeightTarget
+from shardcore.domain.checkpoints.weight_keys import FileTensor, Keys, tensors_to_write
+from shardcore.ports.checkpoints import PartToWrite, WeightStore, WeightTarget
 
 
 @attrs.frozen(eq=False)
@@ -48,33 +39,8 @@ class WeightFiles:
     def load(
         self, model: keras.Model, path: str | os.PathLike[str], keys: Keys, strict: bool
     ) -> Loaded:
-        """Loads weights, on any mesh and in any layout. A collective.
-
-        Raises:
-            CheckpointError: On all ranks, before a value of the model has changed.
-        """
-        ranks = Ranks.of_model(model, self.sessions, f"load_{self.name}")
-        folder = Path(path).absolute()
-        what = f"read {str(folder)!r}"
-        weights = state.weights_of(model, ranks.session)
-        with ExitStack() as files:
-            reader = ranks.run(lambda: files.enter_context(self.store.reading(folder)), what)
-            matched = ranks.run(partial(_match, weights, keys, reader), what)
-            facts = (
-                matched.problems,
-                matched.unused,
-                [
-                    (path, tensor, rule if isinstance(rule, Rearrangement) else "function")
-                    for path, (tensor, rule) in matched.pairs.items()
-                ],
-            )
-            ranks.compare({what: _digest(facts), "strict": str(strict)})
-            if strict:
-                matched.check(str(folder))
-            reading = WeightReading(reader, ranks.session)
-            bytes_read = ranks.run(partial(_read, reading, weights, matched), what)
-        loaded = tuple(matched.pairs)
-        return Loaded(str(folder), 0, {}, loaded, matched.problems, matched.unused, bytes_read)
+        """Loads weights, as `WeightLoading` does."""
+        return WeightLoading(self.sessions, self.store, self.name).load(model, path, keys, strict)
 
     def save(
         self, model: keras.Model, path: str | os.PathLike[str], keys: Keys, limit: int
@@ -90,7 +56,7 @@ class WeightFiles:
         weights = state.weights_of(model, ranks.session)
         listed = [weight.to_load() for weight in weights]
         tensors = ranks.run(partial(tensors_to_write, listed, keys), what)
-        facts = {"files of weights": str(target), "keys of weights": _digest((tensors, limit))}
+        facts = {"files of weights": str(target), "keys of weights": digest((tensors, limit))}
         ranks.compare(facts)
         request = WeightTarget(target, tuple(tensor for tensor, _ in tensors.values()), limit)
         chosen = [weight for weight in weights if weight.path in tensors]
@@ -106,47 +72,6 @@ class WeightFiles:
                 self.store.discard(request)
             raise
         return target
-
-
-def _digest(facts: object) -> str:
-    return hashlib.sha256(str(facts).encode()).hexdigest()[:12]
-
-
-def _match(weights: Sequence[StateTensor], keys: Keys, reader: WeightReader) -> WeightMatch:
-    """Pairs the weights and the tensors, and tries the functions of `keys` without values."""
-    matched = match_weights([weight.to_load() for weight in weights], keys, reader.tensors)
-    shapes = {weight.path: weight.shape for weight in weights}
-    pairs, problems = dict(matched.pairs), list(matched.problems)
-    for path, (tensor, rule) in matched.pairs.items():
-        problem = reader.problem(tensor)
-        if not problem and not isinstance(rule, Rearrangement):
-            problem = _problem(rule, tensor, shapes[path])
-        if problem:
-            del pairs[path]
-            problems.append(f"{path!r} from {tensor.key!r} {problem}")
-    return attrs.evolve(matched, pairs=pairs, problems=tuple(problems))
-
-
-def _problem(function: TensorFunction, tensor: FileTensor, shape: tuple[int, ...]) -> str:
-    """Says what is wrong with the result of a function; empty if nothing is."""
-    value = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device="meta")
-    try:
-        result = function(value)
-    except Exception as error:  # noqa: BLE001 - the function is the user's
-        return f"has a function that fails: {describe_error(error)}"
-    if not isinstance(result, torch.Tensor):
-        return f"has a function that gives {type(result).__name__}, expected a tensor"
-    given = tuple(result.shape)
-    return "" if given == shape else f"has shape {given} after its function, expected {shape}"
-
-
-def _read(reading: WeightReading, weights: Sequence[StateTensor], matched: WeightMatch) -> int:
-    """Reads what this rank holds, and returns the bytes that it has read from files."""
-    with torch.no_grad():
-        for weight in weights:
-            if weight.path in matched.pairs:
-                reading.read(weight, *matched.pairs[weight.path])
-    return reading.finish()
 
 
 def _parts(

@@ -14,7 +14,7 @@ TensorFunction = Callable[..., object]  # a function of the tensor in the file
 Key = str | tuple[str, str | TensorFunction] | None
 Keys = Mapping[str, Key] | Callable[[str], Key] | None
 
-_FLOATS = ("float", "bfloat")
+_CAST = (("float", "bfloat"), ("int", "uint"))  # beginnings of dtypes, cast to each other
 
 
 @attrs.frozen
@@ -45,8 +45,8 @@ class WeightMatch:
     problems: tuple[str, ...]
     unused: tuple[str, ...]
 
-    def check(self, path: str) -> None:
-        """Raises if a weight has a problem, or a tensor is unused.
+    def check(self, path: str, remedy: str) -> None:
+        """Raises if a weight has a problem, or a tensor is unused; advises `remedy`.
 
         Raises:
             CheckpointError: With a line for each of them, up to eight.
@@ -57,7 +57,7 @@ class WeightMatch:
                 error_text(
                     f"{path!r} does not fit the model; nothing was loaded:",
                     lines,
-                    "Correct `keys`, or load what fits with strict=False.",
+                    f"{remedy}, or load what fits with strict=False.",
                 ),
                 name=path,
             )
@@ -92,8 +92,8 @@ def _rule(
 ) -> Rearrangement | TensorFunction:
     if stored.dtype not in DTYPES:
         raise ArgumentProblem(f"has dtype {stored.dtype} in the file, which is not read")
-    are_floats = all(dtype.startswith(_FLOATS) for dtype in (weight.dtype, stored.dtype))
-    if weight.dtype != stored.dtype and not are_floats:
+    is_cast = any(weight.dtype.startswith(kind) and stored.dtype.startswith(kind) for kind in _CAST)
+    if weight.dtype != stored.dtype and not is_cast:
         raise ArgumentProblem(f"has dtype {stored.dtype} in the file, expected {weight.dtype}")
     if callable(transform):
         return transform
