@@ -171,7 +171,7 @@ def load_orbax(model: KerasModel, path: str | os.PathLike[str], *, strict: bool 
     """Loads what Keras' `OrbaxCheckpoint` has saved, on any backend. All ranks call it together.
 
     It loads the weights, the seeds and the state of the optimizer, by the paths of the variables.
-    Metrics begin anew. One rank of a host reads a stored chunk, and sends it to those that need a
+    Metrics are left out. One rank of a host reads a stored chunk, and sends it to those that need a
     part of it. It needs the package `orbax-checkpoint`.
 
     Args:

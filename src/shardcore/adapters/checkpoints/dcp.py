@@ -107,7 +107,7 @@ class _WithoutCopy(TorchFunctionMode):
     """Keeps the tensor that torch has read, instead of a copy of it in the planner's tensor."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.value = torch.empty(0)
 
     def __torch_function__(

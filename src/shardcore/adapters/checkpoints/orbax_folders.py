@@ -13,7 +13,7 @@ import attrs
 from shardcore.adapters.checkpoints import folders
 from shardcore.domain.checkpoints import file_format
 from shardcore.domain.checkpoints.grid import Box, Grid
-from shardcore.domain.checkpoints.weight_keys import FileTensor
+from shardcore.domain.checkpoints.weight_keys import FileTensor, state_tree_key
 from shardcore.domain.errors import CheckpointError, EnvironmentProblem
 from shardcore.ports.checkpoints import WeightReader
 
@@ -83,7 +83,7 @@ class OrbaxFolders:
 
 
 def _arrays(metadata: Path) -> dict[str, Any]:
-    """Opens the arrays; those of metrics begin anew in each epoch."""
+    """Opens the arrays, without those of metrics, which begin at zero in each epoch."""
     tensorstore = _tensorstore()
     try:
         text = folders.read(metadata, file_format.INDEX_BYTES)
@@ -91,9 +91,10 @@ def _arrays(metadata: Path) -> dict[str, Any]:
         names = [
             [part["key"] for part in entry["key_metadata"]]
             for entry in content["tree_metadata"].values()
+            if not entry["value_metadata"]["skip_deserialize"]  # an empty dict
         ]
         opening = {
-            "/".join(name): tensorstore.open(
+            state_tree_key(name[0], "/".join(name[1:])): tensorstore.open(
                 _spec(metadata.parent, ".".join(name), content), open=True, read=True
             )
             for name in names

@@ -24,6 +24,7 @@ from shardcore.domain.checkpoints.weight_keys import (
     TensorFunction,
     WeightMatch,
     match_weights,
+    state_tree_key,
 )
 from shardcore.domain.errors import describe_error
 from shardcore.ports.checkpoints import WeightReader, WeightSource
@@ -43,7 +44,7 @@ def state_tree_of(model: keras.Model, session: Session | None) -> list[StateTens
     return [
         attrs.evolve(
             state.of_variable(variable.path, group, variable, session),
-            path=f"{group}/{variable.path}",
+            path=state_tree_key(group, variable.path),
         )
         for group, variables in groups.items()
         for variable in variables

@@ -1,4 +1,4 @@
-"""Which rank of a host reads a part of a file, so that a host reads each byte once."""
+"""The rank of a host that reads a part of a file, so that a host reads each byte once."""
 
 from collections.abc import Iterable, Mapping
 

@@ -1,5 +1,6 @@
 """The weights of a model and the tensors in files of others, paired by a map of keys."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
@@ -133,6 +134,20 @@ def tensors_to_write(
             error_text("Nothing was written:", problems, "Correct `keys`."), name="keys"
         )
     return tensors
+
+
+def state_tree_key(group: str, path: str) -> str:
+    """Joins a group of Keras' state tree and the path of a variable in it.
+
+    An optimizer loses the number that Keras gave it.
+
+    Example:
+        >>> state_tree_key("optimizer_variables", "adam_1/iteration")
+        'optimizer_variables/adam/iteration'
+    """
+    if group == "optimizer_variables":
+        path = re.sub(r"^([^/]*?)_\d+/", r"\1/", path)
+    return f"{group}/{path}"
 
 
 _Chosen = tuple[VariableToLoad, str, str | TensorFunction | None]
