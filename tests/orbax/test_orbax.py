@@ -60,7 +60,7 @@ numpy.savez(sys.argv[2], **program.state(model))
 
 @pytest.fixture(scope="module", params=["torch", "jax"])
 def written(request, tmp_path_factory):
-    """A folder of plain Keras, in a process of its own, and the values in it."""
+    """A folder that another process with plain Keras has written, and the values in it."""
     folder = tmp_path_factory.mktemp(request.param)
     environment = os.environ | {"KERAS_BACKEND": request.param}
     program = [sys.executable, "-W", "ignore", "-c", TRAIN, folder / "orbax", folder / "values.npz"]

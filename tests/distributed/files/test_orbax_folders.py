@@ -1,4 +1,4 @@
-"""What `load_orbax` refuses without the package `orbax-checkpoint`; `make orbax` reads folders."""
+"""Refusals of `load_orbax` without the package `orbax-checkpoint`; `make orbax` reads folders."""
 
 from importlib.util import find_spec
 
