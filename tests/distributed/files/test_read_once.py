@@ -175,3 +175,20 @@ def test_a_rank_has_room_for_its_shards_and_one_variable(tmp_path, kind):
 
     shards, variable = 2 * 16 + 2 * 8, 16
     assert max(run_ranks(grown, 2)) < 1.15 * (shards + variable)
+
+
+def test_a_model_without_a_distribution_reads_and_writes_too(tmp_path):
+    write("safetensors", tmp_path)
+
+    def there_and_back(_rank):
+        shardcore.install()
+        model = build()
+        report = load("safetensors", model, tmp_path)
+        shardcore.save_safetensors(model, tmp_path / "a.safetensors", KEYS)
+        return report.bytes_read
+
+    (count,) = run_ranks(there_and_back, 1)
+    assert count == sum(value.nbytes for value in values(SIZE).values())
+    saved = safetensors.numpy.load_file(tmp_path / "a.safetensors")
+    for key, value in values(SIZE).items():
+        np.testing.assert_array_equal(saved[key], value)

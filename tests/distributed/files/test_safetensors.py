@@ -274,20 +274,6 @@ def test_what_cannot_be_written_is_an_error_on_all_ranks_and_leaves_no_file(tmp_
     assert os.listdir(tmp_path / "new") == []
 
 
-def test_a_model_without_a_distribution_reads_and_writes_too(hub, tmp_path):
-    def there_and_back(_rank):
-        shardcore.install()
-        model = build()
-        shardcore.load_safetensors(model, hub, KEYS)
-        shardcore.save_safetensors(model, tmp_path / "a.safetensors", KEYS)
-        return model.get_weights()
-
-    (values,) = run_ranks(there_and_back, 1)
-    for value, expected in zip(values, tensors()[1], strict=True):
-        np.testing.assert_array_equal(value, expected)
-    assert safetensors.numpy.load_file(tmp_path / "a.safetensors").keys() == tensors()[0].keys()
-
-
 def test_unfinished_files_are_neither_read_nor_left(hub, tmp_path):
     folder = tmp_path / "killed"
     folder.mkdir()
