@@ -1,7 +1,8 @@
 # `make help` lists the targets. Each creates the environment that it needs: .venv (everything),
 # .venv-demo (no linters, no test tools), .venv-core (no torch, no Keras), .venv-docs (the site),
 # .venv-dist (build, twine), .venv-hub (keras-hub), .venv-tensorflow, .venv-loggers (Weights & Biases, MLflow),
-# .venv-keras-tests (what the tests of Keras import). The text after `##` is the help of a target; after `###`, below the others.
+# .venv-orbax, .venv-keras-tests (what the tests of Keras import). The text after `##` is the help of a
+# target; after `###`, below the others.
 
 PYTHON ?= python3
 VENV := .venv
@@ -13,6 +14,7 @@ DEMO_VENV := $(if $(wildcard $(VENV)/.installed),$(VENV),.venv-demo)
 HUB_VENV := .venv-hub
 TENSORFLOW_VENV := .venv-tensorflow
 LOGGERS_VENV := .venv-loggers
+ORBAX_VENV := .venv-orbax
 KERAS_TESTS_VENV := .venv-keras-tests
 PIP_INSTALL := -m pip install --disable-pip-version-check -c constraints.txt
 
@@ -42,7 +44,7 @@ ifndef SIDE_BY_SIDE
 endif
 .PHONY: help demo test test-fast test-long lint faults hosts checks unit unit-core unit-torch \
 	distributed distributed-dtensor distributed-manual matrix-full \
-	bench bench-jax examples hub states fuzz keras-tests tensorflow loggers compat compat-all gpu docs dist traffic clean
+	bench bench-jax examples hub states fuzz keras-tests tensorflow loggers orbax compat compat-all gpu docs dist traffic clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.* ## /{printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -157,6 +159,10 @@ loggers: $(LOGGERS_VENV)/.installed ### callbacks of Keras, Weights & Biases and
 	$(call headline,tests of callbacks of Keras and of loggers and docs/reference/callbacks.md)
 	$(LOGGERS_VENV)/bin/python -m tests.loggers
 
+orbax: $(ORBAX_VENV)/.installed ### folders of OrbaxCheckpoint, written by Keras on torch and on JAX: three minutes
+	$(call headline,folders of OrbaxCheckpoint on one and on several ranks)
+	OMP_NUM_THREADS=1 $(ORBAX_VENV)/bin/python -m pytest -n 0 tests/orbax
+
 # The environments are in a cache folder, since torch for CUDA takes 5 GB: see tests/compat.
 TORCH ?= newest
 KERAS ?= newest
@@ -187,7 +193,7 @@ traffic: $(VENV)/.installed build/bench-jax/.installed ### bytes that a rank sen
 	$(VENV)/bin/python -m benchmarks.traffic $(TRAFFIC)
 
 clean: ## deletes environments, builds and caches
-	rm -rf $(VENV) .venv-demo $(CORE_VENV) $(DOCS_VENV) $(DIST_VENV) $(HUB_VENV) $(TENSORFLOW_VENV) $(LOGGERS_VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-demo $(CORE_VENV) $(DOCS_VENV) $(DIST_VENV) $(HUB_VENV) $(TENSORFLOW_VENV) $(LOGGERS_VENV) $(ORBAX_VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -241,6 +247,12 @@ $(LOGGERS_VENV)/.installed: pyproject.toml constraints.txt
 	$(create_venv)
 	$(@D)/bin/python $(PIP_INSTALL) $(COMPILED_LATER) -e '.[torch,dev]' 'tensorflow-cpu==2.20.*' 'tensorboard==2.20.*' \
 		'wandb==0.31.*' 'mlflow-skinny==3.17.*' 'sqlalchemy==2.*' 'alembic==1.*'
+	@touch $@
+
+$(ORBAX_VENV)/.installed: pyproject.toml constraints.txt
+	$(call headline,installing shardcore beside Orbax and JAX into $(ORBAX_VENV))
+	$(create_venv)
+	$(@D)/bin/python $(PIP_INSTALL) $(COMPILED_LATER) -e '.[torch,dev]' 'orbax-checkpoint==0.12.*' 'jax==0.10.*'
 	@touch $@
 
 # What Keras' own tests compare with, or read files by.

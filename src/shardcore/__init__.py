@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from shardcore.engines_api import join_engines as join_engines
     from shardcore.files_api import (
         load_dcp as load_dcp,
+        load_orbax as load_orbax,
         load_safetensors as load_safetensors,
         save_dcp as save_dcp,
         save_safetensors as save_safetensors,
@@ -65,7 +66,7 @@ _PUBLIC = {
     "callback_api": ["ShardedCheckpoint", "StepStats"],
     "checkpoint_api": ["latest_checkpoint", "load_checkpoint", "save_checkpoint"],
     "engines_api": ["join_engines"],
-    "files_api": ["load_dcp", "load_safetensors", "save_dcp", "save_safetensors"],
+    "files_api": ["load_dcp", "load_orbax", "load_safetensors", "save_dcp", "save_safetensors"],
     "plan_api": ["build", "estimate_memory", "plan", "rules_report"],
     "tensor_api": [
         "all_gather", "all_gather_variable", "all_reduce", "distribute_model", "distribute_tensor",

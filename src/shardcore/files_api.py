@@ -8,6 +8,7 @@ The examples have the model of `shardcore.api`, and a directory::
     names = {"net/hidden/kernel": ("hidden.weight", "o i -> i o"), "net/hidden/bias": "hidden.bias"}
 """
 
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,8 +35,9 @@ def load_safetensors(
 ) -> Loaded:
     """Loads weights from safetensors files, as of Transformers. All ranks call it together.
 
-    Each rank reads the bytes of its shards, and no others, unless `keys` has a function for a
-    variable. Values of another float dtype are cast.
+    Each rank reads bytes of its shards, and no others, unless `keys` has a function for a variable.
+    What several ranks of a host need one of them reads, and sends it to the others. Values of
+    another float dtype are cast.
 
     Args:
         model: The built Keras model, on any mesh and in any layout.
@@ -52,8 +54,10 @@ def load_safetensors(
         The report: the variables that were loaded, and the keys that were not used.
 
     Raises:
+        ArgumentProblem: If `keys` is neither a dict nor a function.
         CheckpointError: If a file is missing or damaged, or does not fit. The model has not
-            changed then.
+            changed then. Only an error while values are read, of the disk or of a function in
+            `keys`, leaves the variables before it loaded.
 
     Example:
         >>> folder = shardcore.save_safetensors(model, f"{directory}/hub", names)
@@ -94,11 +98,11 @@ def save_safetensors(
         >>> file.name
         'a.safetensors'
     """
-    if not max_shard_size > 0:
+    if not (isinstance(max_shard_size, int | float) and 0 < max_shard_size < math.inf):
         raise ArgumentProblem(
-            f"Expected max_shard_size above 0, in GB, got {max_shard_size}.",
+            f"Expected max_shard_size to be a number above 0, in GB, got {max_shard_size!r}.",
             name="max_shard_size",
-            got=str(max_shard_size),
+            got=repr(max_shard_size),
         )
     return _safetensors().save(model, path, keys, int(max_shard_size * _GIB))
 
@@ -112,8 +116,9 @@ def load_dcp(
 ) -> Loaded:
     """Loads weights from a folder of `torch.distributed.checkpoint`. All ranks call it together.
 
-    It may have been written on any mesh. Torch reads each stored chunk that has elements of a
-    rank's shards as a whole. The metadata of the folder is a pickle: load only what you trust.
+    It may have been written on any mesh. Torch reads a stored chunk as a whole: one rank of a host
+    does, and sends it to those that need a part. The metadata of the folder is a pickle: load only
+    what you trust.
 
     Args:
         model: The built Keras model, on any mesh and in any layout.
@@ -126,8 +131,8 @@ def load_dcp(
         The report: the variables that were loaded, and the keys that were not used.
 
     Raises:
-        CheckpointError: If the folder is not complete, or does not fit. The model has not changed
-            then.
+        ArgumentProblem: As in `load_safetensors`.
+        CheckpointError: As in `load_safetensors`.
 
     Example:
         >>> folder = shardcore.save_dcp(model, f"{directory}/dcp", names)
@@ -160,6 +165,43 @@ def save_dcp(model: KerasModel, path: str | os.PathLike[str], keys: Keys = None)
         'weights'
     """
     return _dcp().save(model, path, keys, 0)
+
+
+def load_orbax(model: KerasModel, path: str | os.PathLike[str], *, strict: bool = True) -> Loaded:
+    """Loads what Keras' `OrbaxCheckpoint` has saved, on any backend. All ranks call it together.
+
+    It loads the weights, the seeds and the state of the optimizer, by the paths of the variables.
+    Metrics are left out. One rank of a host reads a stored chunk, and sends it to those that need a
+    part of it. It needs the package `orbax-checkpoint`.
+
+    Args:
+        model: The built Keras model, on any mesh and in any layout.
+        path: The directory of `OrbaxCheckpoint`, for its newest step, or the folder of a step.
+        strict: Whether each variable of the model and each array has to fit. A folder without the
+            optimizer, or a model without one, needs `strict=False`.
+
+    Returns:
+        The report: the variables that were loaded, and the arrays that were not used.
+
+    Raises:
+        CheckpointError: As in `load_safetensors`.
+        EnvironmentProblem: If the package is missing.
+
+    Example:
+        >>> shardcore.load_orbax(model, directory)
+        Traceback (most recent call last):
+            ...
+        shardcore.domain.errors.CheckpointError: ...
+    """
+    from shardcore.adapters.checkpoints.orbax_folders import OrbaxFolders
+    from shardcore.binding.checkpoints.weight_loading import WeightLoading, state_tree_of
+
+    sessions = bootstrap.installation().binding.sessions
+    remedy = "Build and compile the model that was saved, with the same names of layers"
+    source = OrbaxFolders()
+    return WeightLoading(sessions, source, "orbax", state_tree_of, remedy).load(
+        model, path, None, strict
+    )
 
 
 def _safetensors() -> "WeightFiles":

@@ -219,16 +219,25 @@ class WeightReader(Protocol):
     def problem(self, tensor: FileTensor) -> str:
         """Says what of a tensor is missing in the files; empty if nothing is."""
 
-    def read(self, tensor: FileTensor, box: Box) -> tuple[bytearray, int]:
-        """Reads a part of a tensor.
+    def units(self, tensor: FileTensor, box: Box) -> Sequence[Box]:
+        """Lists the parts that `read` takes to get `box`: they contain it, and none overlap.
+
+        Those of two boxes that do not overlap are equal, or do not overlap either.
+        """
+
+    def read(self, tensor: FileTensor, box: Box) -> tuple[memoryview, int]:
+        """Reads a part of a tensor, one of `units`.
 
         Returns:
             Its bytes in row-major order, and how many were read from files for it.
         """
 
 
-class WeightStore(Protocol):
-    """A format of files of weights, which other programs read and write too."""
+class WeightSource(Protocol):
+    """A format of files of weights, which other programs write."""
+
+    def find(self, path: Path) -> Path:
+        """Chooses what to read at `path`, where there may be several. One rank calls it."""
 
     def reading(self, path: Path) -> AbstractContextManager[WeightReader]:
         """Opens files for reading, on one rank or on several.
@@ -236,6 +245,10 @@ class WeightStore(Protocol):
         Raises:
             CheckpointError: If there are none, or they are damaged.
         """
+
+
+class WeightStore(WeightSource, Protocol):
+    """A format of files of weights, which other programs read and write."""
 
     def check(self, target: WeightTarget) -> None:
         """Refuses files that must not be mixed with these, and changes nothing. One rank calls it.

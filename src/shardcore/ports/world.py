@@ -1,6 +1,6 @@
 """The processes of a job, and a mesh over them: what a strategy is opened on."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
@@ -117,6 +117,15 @@ class Processes(Protocol):
 
         Raises:
             RankMismatchError: If a process does not call it, or calls it with another `what`.
+        """
+
+    def send_bytes(self, data: memoryview, source: int, others: Sequence[int]) -> None:
+        """Copies `data` of process `source` into that of the `others`. These processes call it.
+
+        Args:
+            data: As many bytes on each of them.
+            source: The process that sends.
+            others: Those that receive.
         """
 
     def do_once(self, work: Callable[[], _Fact], what: str) -> _Fact:

@@ -36,8 +36,8 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.overrides import TorchFunctionMode
 
-from shardcore.domain.checkpoints import file_format
 from shardcore.domain.checkpoints.grid import Box, intersection
 from shardcore.domain.checkpoints.weight_keys import FileTensor
 from shardcore.domain.errors import CheckpointError
@@ -67,72 +67,82 @@ class DcpReader:
 
     def problem(self, tensor: FileTensor) -> str:
         """Compares the chunks of a tensor with its shape, and looks for their files."""
-        stored = self._reader.metadata.state_dict_metadata[tensor.key]
-        assert isinstance(stored, TensorStorageMetadata)
-        chunks = [Box(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in stored.chunks]
+        chunks = self._chunks(tensor)
         if sum(chunk.elements for chunk in chunks) != math.prod(tensor.shape):
             return "has chunks that do not make up the tensor"
         missing = self._missing.get(tensor.key)
         return f"has a chunk in file {missing!r}, which is missing" if missing else ""
 
-    def read(self, tensor: FileTensor, box: Box) -> tuple[bytearray, int]:
-        """Reads a part of a tensor; torch reads each stored chunk as a whole."""
-        data = bytearray(file_format.nbytes_of(tensor.dtype, box.shape))
-        planner = _LoadPlanner(tensor, box, _view(data, tensor, box.shape))
-        with _calling_torch():
+    def units(self, tensor: FileTensor, box: Box) -> list[Box]:
+        """Lists the stored chunks that have elements of `box`, which torch reads as wholes.
+
+        Raises:
+            CheckpointError: If they lack some.
+        """
+        common = {chunk: intersection(chunk, box) for chunk in self._chunks(tensor)}
+        units = [chunk for chunk, part in common.items() if min(part.shape, default=1) > 0]
+        if sum(common[chunk].elements for chunk in units) != box.elements:
+            raise CheckpointError(
+                f"The chunks of {tensor.key!r} do not make up the tensor: the checkpoint is "
+                "damaged, use another one.",
+                name=tensor.key,
+            )
+        return units
+
+    def read(self, tensor: FileTensor, box: Box) -> tuple[memoryview, int]:
+        """Reads a chunk."""
+        planner = _LoadPlanner(tensor.key, box)
+        with _calling_torch(), _WithoutCopy() as loaded:
             load({}, storage_reader=self._reader, planner=planner, no_dist=True)
-        return data, planner.bytes_read
+        data = loaded.value.contiguous().view(-1).view(torch.uint8).numpy().data
+        return data, data.nbytes
+
+    def _chunks(self, tensor: FileTensor) -> list[Box]:
+        stored = self._reader.metadata.state_dict_metadata[tensor.key]
+        assert isinstance(stored, TensorStorageMetadata)
+        return [Box(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in stored.chunks]
+
+
+class _WithoutCopy(TorchFunctionMode):
+    """Keeps the tensor that torch has read, instead of a copy of it in the planner's tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value = torch.empty(0)
+
+    def __torch_function__(
+        self, function: Any, types: object, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function is torch.Tensor.copy_ and args[0].is_meta:
+            self.value = args[1]
+        return function(*args, **(kwargs or {}))
 
 
 class _LoadPlanner(LoadPlanner):
-    """Plans to read one part of one tensor into `target`."""
+    """Plans to read one chunk of one tensor."""
 
-    def __init__(self, tensor: FileTensor, box: Box, target: torch.Tensor) -> None:
-        self._tensor, self._box, self._target = tensor, box, target
-        self._chunks: list[ChunkStorageMetadata] = []
-        self.bytes_read = 0
+    def __init__(self, key: str, chunk: Box) -> None:
+        self._key, self._chunk = key, chunk
 
     def set_up_planner(
         self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
-        """Looks up the chunks of the tensor."""
-        assert metadata is not None
-        stored = metadata.state_dict_metadata[self._tensor.key]
-        assert isinstance(stored, TensorStorageMetadata)
-        self._chunks = stored.chunks
+        """Does nothing: the chunk is known."""
 
     def create_local_plan(self) -> LoadPlan:
-        """Reads from each chunk the elements that it shares with the part.
-
-        Raises:
-            CheckpointError: If the chunks lack some.
-        """
-        items, elements = [], 0
-        for number, chunk in enumerate(self._chunks):
-            stored = Box(tuple(chunk.offsets), tuple(chunk.sizes))
-            common = intersection(stored, self._box)
-            if min(common.shape, default=1) <= 0:
-                continue
-            elements += common.elements
-            self.bytes_read += file_format.nbytes_of(self._tensor.dtype, stored.shape)
-            key = self._tensor.key
-            items.append(
+        start = torch.Size((0,) * len(self._chunk.shape))
+        return LoadPlan(
+            [
                 ReadItem(
                     type=LoadItemType.TENSOR,
-                    dest_index=MetadataIndex(key),
-                    dest_offsets=torch.Size(common.within(self._box).start),
-                    storage_index=MetadataIndex(key, chunk.offsets, number),
-                    storage_offsets=torch.Size(common.within(stored).start),
-                    lengths=torch.Size(common.shape),
+                    dest_index=MetadataIndex(self._key),
+                    dest_offsets=start,
+                    storage_index=MetadataIndex(self._key, self._chunk.start),
+                    storage_offsets=start,
+                    lengths=torch.Size(self._chunk.shape),
                 )
-            )
-        if elements != self._box.elements:
-            raise CheckpointError(
-                f"The chunks of {self._tensor.key!r} do not make up the tensor: the checkpoint is "
-                "damaged, use another one.",
-                name=self._tensor.key,
-            )
-        return LoadPlan(items)
+            ]
+        )
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
         return global_plan
@@ -144,11 +154,10 @@ class _LoadPlanner(LoadPlanner):
         """Does nothing: only tensors are planned."""
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        box = Box(tuple(read_item.dest_offsets), tuple(read_item.lengths))
-        return self._target[box.slices]
+        return torch.empty(tuple(read_item.lengths), device="meta")
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """Ends a read, which has written into the target."""
+        """Does nothing: `_WithoutCopy` has the tensor."""
 
 
 class _SavePlanner(SavePlanner):
@@ -192,6 +201,10 @@ def _item(part: PartToWrite) -> WriteItem:
 @attrs.frozen
 class DcpFolders:
     """Folders that `torch.distributed.checkpoint` reads and writes."""
+
+    def find(self, path: Path) -> Path:
+        """Takes the path as it is."""
+        return path
 
     @contextmanager
     def reading(self, path: Path) -> Iterator[WeightReader]:

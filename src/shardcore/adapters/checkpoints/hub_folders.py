@@ -37,17 +37,25 @@ class HubReader:
         """Finds nothing: an open file has all bytes of its tensors."""
         return ""
 
-    def read(self, tensor: FileTensor, box: Box) -> tuple[bytearray, int]:
+    def units(self, tensor: FileTensor, box: Box) -> list[Box]:
+        """Takes any part as it is."""
+        return [box]
+
+    def read(self, tensor: FileTensor, box: Box) -> tuple[memoryview, int]:
         """Reads the bytes of a part of a tensor, and no others."""
         file = self.file_of[tensor.key]
-        data = bytearray(file_format.nbytes_of(tensor.dtype, box.shape))
+        data = memoryview(bytearray(file_format.nbytes_of(tensor.dtype, box.shape)))
         whole = Box((0,) * len(box.shape), box.shape)
-        return data, file.read(file.entries[tensor.key], box, memoryview(data), box.shape, whole)
+        return data, file.read(file.entries[tensor.key], box, data, box.shape, whole)
 
 
 @attrs.frozen
 class HubFolders:
     """Safetensors files as Transformers and the Hugging Face hub have them."""
+
+    def find(self, path: Path) -> Path:
+        """Takes the path as it is."""
+        return path
 
     @contextmanager
     def reading(self, path: Path) -> Iterator[WeightReader]:
@@ -75,37 +83,36 @@ class HubFolders:
         """Makes the unfinished files, in place of those that an earlier save has left."""
         _folder(target.path).mkdir(parents=True, exist_ok=True)
         self.discard(target)
-        for path, header in _unfinished(target):
-            safetensors.create(path, header)
+        for name, tensors in _planned(target).items():
+            safetensors.create(_unfinished(target, name), _header(tensors))
 
     def write(self, target: WeightTarget, parts: Sequence[PartToWrite]) -> None:
         """Writes the bytes of the parts to where they are in the files."""
-        file_of = {
-            tensor.key: name for name, tensors in _planned(target).items() for tensor in tensors
-        }
-        for (path, header), name in zip(_unfinished(target), _planned(target), strict=True):
-            own = [part for part in parts if file_of[part.tensor.key] == name]
+        for name, tensors in _planned(target).items():
+            keys = {tensor.key for tensor in tensors}
+            path, header = _unfinished(target, name), _header(tensors)
             with safetensors.open_for_parts(path, header) as write_part:
-                for part in own:
-                    write_part(part.tensor.key, part.box, part.values())
+                for part in parts:
+                    if part.tensor.key in keys:
+                        write_part(part.tensor.key, part.box, part.values())
 
     def complete(self, target: WeightTarget) -> None:
         """Renames the files; the index of several comes last."""
         files, folder = _planned(target), _folder(target.path)
-        for (path, _), name in zip(_unfinished(target), files, strict=True):
-            os.rename(path, folder / name)
+        for name in files:
+            os.rename(_unfinished(target, name), folder / name)
         folders.sync(folder)
         if len(files) > 1:
             file_of = {tensor.key: name for name, tensors in files.items() for tensor in tensors}
             index = hub_format.index_of(sum(tensor.nbytes for tensor in target.tensors), file_of)
-            unfinished = folder / f"{folders.UNFINISHED}{hub_format.INDEX}"
+            unfinished = _unfinished(target, hub_format.INDEX)
             unfinished.write_text(json.dumps(index, indent=2))
             os.rename(unfinished, folder / hub_format.INDEX)
             folders.sync(folder)
 
     def discard(self, target: WeightTarget) -> None:
         """Removes the unfinished files; in a folder also those of an earlier save."""
-        left = [path for path, _ in _unfinished(target)]
+        left = [_unfinished(target, name) for name in _planned(target)]
         if _is_folder(target.path):
             left += target.path.glob(f"{folders.UNFINISHED}*{_ENDING}*")
         for path in left:
@@ -127,11 +134,13 @@ def _planned(target: WeightTarget) -> dict[str, list[FileTensor]]:
     return hub_format.files_of(target.tensors, target.limit)
 
 
-def _unfinished(target: WeightTarget) -> Iterator[tuple[Path, bytes]]:
-    """Yields the name of each file before it is complete, and its header."""
-    for name, tensors in _planned(target).items():
-        header = header_of(((t.key, t.dtype, t.shape) for t in tensors), _METADATA)
-        yield _folder(target.path) / f"{folders.UNFINISHED}{name}", header
+def _unfinished(target: WeightTarget, name: str) -> Path:
+    """Names a file until it is complete."""
+    return _folder(target.path) / f"{folders.UNFINISHED}{name}"
+
+
+def _header(tensors: Sequence[FileTensor]) -> bytes:
+    return header_of(((t.key, t.dtype, t.shape) for t in tensors), _METADATA)
 
 
 def _files(path: Path) -> list[Path]:

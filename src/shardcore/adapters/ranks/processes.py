@@ -3,11 +3,12 @@
 import atexit
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, TypeVar
 
 import attrs
+import torch
 import torch.distributed as dist
 
 from shardcore.adapters.ranks.failure.watch import FailureWatch
@@ -134,6 +135,21 @@ class TorchProcesses:
                 of tensors, or did not come within `SHARDCORE_TIMEOUT`.
         """
         exchange.gather(None, what)
+
+    def send_bytes(self, data: memoryview, source: int, others: Sequence[int]) -> None:
+        """Copies `data` of process `source` into that of the `others`. These processes call it."""
+        if not data or not process_group.has_others():
+            return
+        values = torch.frombuffer(data, dtype=torch.uint8)
+        # A group of the user may have no backend for tensors on the CPU.
+        part = values if "cpu:" in dist.get_backend_config() else values.to(self.device_type)
+        if self.rank == source:
+            for sending in [dist.isend(part, other) for other in others]:
+                assert sending is not None  # this process is in the group
+                sending.wait()
+        else:
+            dist.recv(part, source)
+            values.copy_(part)
 
     def do_once(self, work: Callable[[], _T], what: str) -> _T:
         """Does `work` on one of the processes that come; returns its result on each of them."""

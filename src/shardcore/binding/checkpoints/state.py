@@ -73,7 +73,7 @@ def tensors_of(model: keras.Model, session: Session | None) -> list[StateTensor]
     Each has the key that Keras gives it in weight files; a seed, and a variable of a layer that
     Keras saves in another form, has its number.
     """
-    _check_built(model)
+    check_built(model)
     keys = keras_private.weight_keys(model)
     groups = _groups(model)
     numbers = {group: count() for group in ("model", "seeds", "optimizer", "metrics")}
@@ -81,10 +81,10 @@ def tensors_of(model: keras.Model, session: Session | None) -> list[StateTensor]
     for variable in rank_consistency.variables_of(model):
         group = groups.get(id(variable), "model")
         name = keys.get(id(variable)) or f"{group}/{next(numbers[group])}"
-        tensors.append(_of_variable(name, group, variable, session))
+        tensors.append(of_variable(name, group, variable, session))
     seed = keras_private.global_seed()
     if seed is not None:
-        tensors.append(_of_variable(_GLOBAL_SEED, "global seed", seed, session))
+        tensors.append(of_variable(_GLOBAL_SEED, "global seed", seed, session))
     for number, buffer in enumerate(torch_modules.buffers(model)):
         tensors.append(_of_buffer(f"buffers/{number}", buffer, session))
     return tensors
@@ -92,11 +92,12 @@ def tensors_of(model: keras.Model, session: Session | None) -> list[StateTensor]
 
 def weights_of(model: keras.Model, session: Session | None) -> list[StateTensor]:
     """Lists the weights of a built model, each named by its path."""
-    _check_built(model)
-    return [_of_variable(v.path, "model", v, session) for v in model.weights]
+    check_built(model)
+    return [of_variable(v.path, "model", v, session) for v in model.weights]
 
 
-def _check_built(model: keras.Model) -> None:
+def check_built(model: keras.Model) -> None:
+    """Refuses a model that has no variables yet."""
     if not model.built:
         raise CheckpointError(
             f"Model {model.name!r} is not built, so it has no variables: give it an Input, or "
@@ -158,9 +159,10 @@ def _groups(model: keras.Model) -> dict[int, str]:
     }
 
 
-def _of_variable(
+def of_variable(
     name: str, group: str, variable: keras.Variable, session: Session | None
 ) -> StateTensor:
+    """Describes a variable, and views its local shard."""
     shape, layout = tuple(variable.shape), storage_of(variable).layout
     if session is None or layout is None:
         local, layout = tensor_of(variable), Layout.replicated(mesh_of(session), len(shape))

@@ -1,9 +1,7 @@
 """Files of others: each rank reads the bytes of its shards and writes its own, piece by piece."""
 
-import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -14,20 +12,14 @@ import torch
 from shardcore.binding.checkpoints import state
 from shardcore.binding.checkpoints.collective_ranks import Ranks
 from shardcore.binding.checkpoints.state import StateTensor
+from shardcore.binding.checkpoints.weight_loading import WeightLoading, digest
+from shardcore.binding.checkpoints.weight_reading import in_order_of_file
 from shardcore.binding.ranks.session import Sessions
 from shardcore.domain.checkpoints.contents import Loaded, divide, pieces_of_rank
-from shardcore.domain.checkpoints.grid import Box, HeldPart, held_parts
-from shardcore.domain.checkpoints.rearrangement import BoxPair, Rearrangement
-from shardcore.domain.checkpoints.weight_keys import (
-    FileTensor,
-    Keys,
-    TensorFunction,
-    WeightMatch,
-    match_weights,
-    tensors_to_write,
-)
-from shardcore.domain.errors import CheckpointError, describe_error
-from shardcore.ports.checkpoints import PartToWrite, WeightReader, WeightStore, WeightTarget
+from shardcore.domain.checkpoints.grid import HeldPart
+from shardcore.domain.checkpoints.rearrangement import Rearrangement
+from shardcore.domain.checkpoints.weight_keys import FileTensor, Keys, tensors_to_write
+from shardcore.ports.checkpoints import PartToWrite, WeightStore, WeightTarget
 
 
 @attrs.frozen(eq=False)
@@ -47,30 +39,8 @@ class WeightFiles:
     def load(
         self, model: keras.Model, path: str | os.PathLike[str], keys: Keys, strict: bool
     ) -> Loaded:
-        """Loads weights, on any mesh and in any layout. A collective.
-
-        Raises:
-            CheckpointError: On all ranks, before a value of the model has changed.
-        """
-        ranks = Ranks.of_model(model, self.sessions, f"load_{self.name}")
-        folder = Path(path).absolute()
-        what = f"read {str(folder)!r}"
-        weights = state.weights_of(model, ranks.session)
-        with ExitStack() as files:
-            reader = ranks.run(lambda: files.enter_context(self.store.reading(folder)), what)
-            matched = ranks.run(partial(_match, weights, keys, reader), what)
-            facts = (
-                matched.problems,
-                matched.unused,
-                [(path, tensor) for path, (tensor, _) in matched.pairs.items()],
-            )
-            ranks.compare({what: _digest(facts), "strict": str(strict)})
-            if strict:
-                matched.check(str(folder))
-            read = partial(_read, reader, weights, matched, ranks.position)
-            bytes_read = ranks.run(read, what)
-        loaded = tuple(matched.pairs)
-        return Loaded(str(folder), 0, {}, loaded, matched.problems, matched.unused, bytes_read)
+        """Loads weights, as `WeightLoading` does."""
+        return WeightLoading(self.sessions, self.store, self.name).load(model, path, keys, strict)
 
     def save(
         self, model: keras.Model, path: str | os.PathLike[str], keys: Keys, limit: int
@@ -86,7 +56,7 @@ class WeightFiles:
         weights = state.weights_of(model, ranks.session)
         listed = [weight.to_load() for weight in weights]
         tensors = ranks.run(partial(tensors_to_write, listed, keys), what)
-        facts = {"files of weights": str(target), "keys of weights": _digest((tensors, limit))}
+        facts = {"files of weights": str(target), "keys of weights": digest((tensors, limit))}
         ranks.compare(facts)
         request = WeightTarget(target, tuple(tensor for tensor, _ in tensors.values()), limit)
         chosen = [weight for weight in weights if weight.path in tensors]
@@ -104,107 +74,6 @@ class WeightFiles:
         return target
 
 
-def _digest(facts: object) -> str:
-    return hashlib.sha256(str(facts).encode()).hexdigest()[:12]
-
-
-def _match(weights: Sequence[StateTensor], keys: Keys, reader: WeightReader) -> WeightMatch:
-    """Pairs the weights and the tensors, and tries the functions of `keys` without values."""
-    matched = match_weights([weight.to_load() for weight in weights], keys, reader.tensors)
-    shapes = {weight.path: weight.shape for weight in weights}
-    pairs, problems = dict(matched.pairs), list(matched.problems)
-    for path, (tensor, rule) in matched.pairs.items():
-        problem = reader.problem(tensor)
-        if not problem and not isinstance(rule, Rearrangement):
-            problem = _problem(rule, tensor, shapes[path])
-        if problem:
-            del pairs[path]
-            problems.append(f"{path!r} from {tensor.key!r} {problem}")
-    return attrs.evolve(matched, pairs=pairs, problems=tuple(problems))
-
-
-def _problem(function: TensorFunction, tensor: FileTensor, shape: tuple[int, ...]) -> str:
-    """Says what is wrong with the result of a function; empty if nothing is."""
-    value = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device="meta")
-    try:
-        result = function(value)
-    except Exception as error:  # noqa: BLE001 - the function is the user's
-        return f"has a function that fails: {describe_error(error)}"
-    if not isinstance(result, torch.Tensor):
-        return f"has a function that gives {type(result).__name__}, expected a tensor"
-    given = tuple(result.shape)
-    return "" if given == shape else f"has shape {given} after its function, expected {shape}"
-
-
-def _read(
-    reader: WeightReader, weights: Sequence[StateTensor], matched: WeightMatch, position: int
-) -> int:
-    """Reads what this rank holds, and returns the bytes that were read."""
-    done = 0
-    with torch.no_grad():
-        for weight in weights:
-            if weight.path not in matched.pairs:
-                continue
-            tensor, rule = matched.pairs[weight.path]
-            held = held_parts(weight.layout, weight.shape, position)
-            if isinstance(rule, Rearrangement):
-                done += _read_pieces(reader, tensor, rule, weight.local, held)
-            elif held:
-                done += _compute(reader, tensor, rule, weight.shape, weight.local, held)
-    return done
-
-
-def _read_pieces(
-    reader: WeightReader,
-    tensor: FileTensor,
-    rule: Rearrangement,
-    local: torch.Tensor,
-    held: Sequence[HeldPart],
-) -> int:
-    done = 0
-    for part in held:
-        for pair in rule.box_pairs(part.full):
-            data, count = reader.read(tensor, pair.file)
-            target = _in_order_of_file(local, pair, part.local_box(pair.variable))
-            target.copy_(_values(data, tensor, pair.factors))
-            done += count
-    return done
-
-
-def _compute(
-    reader: WeightReader,
-    tensor: FileTensor,
-    function: TensorFunction,
-    shape: tuple[int, ...],
-    local: torch.Tensor,
-    held: Sequence[HeldPart],
-) -> int:
-    """Computes the full tensor, and keeps the parts that this rank holds."""
-    data, count = reader.read(tensor, Box((0,) * len(tensor.shape), tensor.shape))
-    full = function(_values(data, tensor, tensor.shape))
-    if not isinstance(full, torch.Tensor) or tuple(full.shape) != shape:
-        raise CheckpointError(
-            f"The function for {tensor.key!r} gave another shape than without values, expected "
-            f"{shape}: the model may have changed.",
-            name=tensor.key,
-        )
-    for part in held:
-        local[part.local.slices].copy_(full[part.full.slices])
-    return count
-
-
-def _values(data: bytearray, tensor: FileTensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """Views bytes that were read as a tensor."""
-    return torch.frombuffer(data, dtype=getattr(torch, tensor.dtype)).view(shape)
-
-
-def _in_order_of_file(local: torch.Tensor, pair: BoxPair, box: Box) -> torch.Tensor:
-    """Views a box of a local shard by the factors of a pair, permuted as in the file."""
-    factors = [pair.factors[number] for number in pair.order]
-    inverse = sorted(range(len(factors)), key=pair.order.__getitem__)
-    return local[box.slices].view(factors).permute(inverse)
-
-
 def _parts(
     weights: Sequence[StateTensor],
     tensors: Mapping[str, tuple[FileTensor, Rearrangement]],
@@ -218,7 +87,7 @@ def _parts(
         tensor, rule = tensors[owned.variable]
         held = HeldPart(owned.full, owned.local)
         for pair in rule.box_pairs(owned.full):
-            local = _in_order_of_file(local_of[owned.variable], pair, held.local_box(pair.variable))
+            local = in_order_of_file(local_of[owned.variable], pair, held.local_box(pair.variable))
             yield PartToWrite(tensor, pair.file, partial(_bytes, local))
 
 

@@ -1,5 +1,6 @@
 """The weights of a model and the tensors in files of others, paired by a map of keys."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
@@ -14,7 +15,7 @@ TensorFunction = Callable[..., object]  # a function of the tensor in the file
 Key = str | tuple[str, str | TensorFunction] | None
 Keys = Mapping[str, Key] | Callable[[str], Key] | None
 
-_FLOATS = ("float", "bfloat")
+_CAST = (("float", "bfloat"), ("int", "uint"))  # beginnings of dtypes, cast to each other
 
 
 @attrs.frozen
@@ -45,8 +46,8 @@ class WeightMatch:
     problems: tuple[str, ...]
     unused: tuple[str, ...]
 
-    def check(self, path: str) -> None:
-        """Raises if a weight has a problem, or a tensor is unused.
+    def check(self, path: str, remedy: str) -> None:
+        """Raises if a weight has a problem, or a tensor is unused; advises `remedy`.
 
         Raises:
             CheckpointError: With a line for each of them, up to eight.
@@ -57,7 +58,7 @@ class WeightMatch:
                 error_text(
                     f"{path!r} does not fit the model; nothing was loaded:",
                     lines,
-                    "Correct `keys`, or load what fits with strict=False.",
+                    f"{remedy}, or load what fits with strict=False.",
                 ),
                 name=path,
             )
@@ -92,8 +93,8 @@ def _rule(
 ) -> Rearrangement | TensorFunction:
     if stored.dtype not in DTYPES:
         raise ArgumentProblem(f"has dtype {stored.dtype} in the file, which is not read")
-    are_floats = all(dtype.startswith(_FLOATS) for dtype in (weight.dtype, stored.dtype))
-    if weight.dtype != stored.dtype and not are_floats:
+    is_cast = any(weight.dtype.startswith(kind) and stored.dtype.startswith(kind) for kind in _CAST)
+    if weight.dtype != stored.dtype and not is_cast:
         raise ArgumentProblem(f"has dtype {stored.dtype} in the file, expected {weight.dtype}")
     if callable(transform):
         return transform
@@ -135,11 +136,33 @@ def tensors_to_write(
     return tensors
 
 
+def state_tree_key(group: str, path: str) -> str:
+    """Joins a group of Keras' state tree and the path of a variable in it.
+
+    An optimizer loses the number that Keras gave it.
+
+    Example:
+        >>> state_tree_key("optimizer_variables", "adam_1/iteration")
+        'optimizer_variables/adam/iteration'
+    """
+    if group == "optimizer_variables":
+        path = re.sub(r"^([^/]*?)_\d+/", r"\1/", path)
+    return f"{group}/{path}"
+
+
 _Chosen = tuple[VariableToLoad, str, str | TensorFunction | None]
 
 
 def _chosen(weights: Sequence[VariableToLoad], keys: Keys) -> tuple[list[_Chosen], list[str]]:
     """Asks `keys` for each weight; a weight with None is left out."""
+    if not (keys is None or isinstance(keys, Mapping) or callable(keys)):
+        raise ArgumentProblem(
+            f"Expected `keys` to be a dict, a function of the path of a variable or None, got "
+            f"{keys!r}.",
+            name="keys",
+            expected="a dict, a function or None",
+            got=repr(keys),
+        )
     chosen: list[_Chosen] = []
     problems = []
     paths = {weight.path for weight in weights}

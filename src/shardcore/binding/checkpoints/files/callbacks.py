@@ -219,15 +219,15 @@ def send_once(sessions: Sessions, original: Original, *args: object, **logs: obj
 
 @replaces(
     "keras.src.callbacks.orbax_checkpoint:OrbaxCheckpoint.set_model",
-    reason="On torch every rank would write the same folder.",
+    reason="Orbax takes the full values of all variables at once, on each rank.",
 )
 def refuse_orbax(session: Session, original: Original, callback: Callback, model: Model) -> None:
-    """Replaces `OrbaxCheckpoint.set_model`: all ranks would write full values into one folder."""
+    """Replaces `OrbaxCheckpoint.set_model`: a rank would hold the full values of all variables."""
     if session.mesh.size > 1:
         raise CallProblem(
-            f"OrbaxCheckpoint would write the same folder from each of {session.mesh.size} "
-            "ranks: Keras knows how to share it on JAX only. Use ModelCheckpoint, whose file "
-            "one rank writes."
+            f"OrbaxCheckpoint would write the full values of all variables from each of "
+            f"{session.mesh.size} ranks: Keras knows how to share them on JAX only. Use "
+            "shardcore.ShardedCheckpoint, or ModelCheckpoint, whose file one rank writes."
         )
     original(callback, model)
 
