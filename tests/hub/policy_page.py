@@ -28,7 +28,8 @@ A number is the share of the variables that a rank stores, with `small=0`: the d
 models as small as these replicated. **refused**: the policy does not plan this model, and says why;
 the reasons are below the table. An empty cell was not run. Under `auto` is what it chose. Meshes:
 `data_parallel`, `fully_sharded` and `expert_parallel` `(2,)`, the others `(1, 2)`. `per_layer`
-shards every second layer that has variables. Families from ConvNeXtTiny on are those of
+shards every second layer that has variables. Where `tensor_parallel` has 1.00 it shards nothing,
+and the reason of each variable is in `print(plan)`. Families from ConvNeXtTiny on are those of
 keras.applications.
 """
 

@@ -23,7 +23,7 @@ def test_a_wrong_gradient_and_a_wrong_share_are_outcomes(monkeypatch):
 
     def wrong(family):
         model, values = step(family)
-        path = next(path for path in values if path.endswith("kernel"))
+        path = next(v.path for v in model.variables if v.path.endswith("kernel"))
         is_on_ranks = policies.keras.distribution.distribution() is not None
         return model, values | {path: values[path] + 1e-3 * is_on_ranks}
 
