@@ -56,9 +56,6 @@ def write(families: list[str], policies: list[str]) -> None:
         stored[result["family"], result["policy"]] = result
     runs = {f"{r['day']} at `{r['commit']}`, {r['versions']}" for r in stored.values()}
     lines = [f"Run on {'; '.join(sorted(runs))}.", "", *_table(stored, families, policies)]
-    ran = {family for family, _ in stored}
-    if rest := [family for family in families if family not in ran]:
-        lines += ["", f"Not run: {', '.join(rest)}."]
     PAGE.write_text("\n".join([HEAD, *lines, "", *_reasons(stored, policies)]) + "\n")
 
 
@@ -67,8 +64,7 @@ def _table(stored: Stored, families: list[str], policies: list[str]) -> Iterator
     yield f"|---|{'---|' * len(policies)}"
     for family in families:
         cells = [_cell(stored.get((family, policy))) for policy in policies]
-        if any(cells):
-            yield f"| {family} | {' | '.join(cells)} |"
+        yield f"| {family} | {' | '.join(cells)} |"
 
 
 def _cell(result: Mapping[str, str] | None) -> str:

@@ -108,7 +108,7 @@ def _config(layer: keras.Operation) -> dict[str, Any]:
     axis = config.get("axis")
     if isinstance(axis, int) and axis >= 0 and ndim is not None:
         config["axis"] = axis - ndim
-    # Keras keeps a list in a class of its own, which cannot be unpickled.
+    # Keras keeps a list as a TrackedList, which cannot be unpickled.
     return {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in config.items()

@@ -16,7 +16,7 @@ def build(layer):
 @pytest.mark.parametrize(
     "layer",
     [
-        layers.LayerNormalization(name="norm"),  # Keras keeps its axes in a list of its own class
+        layers.LayerNormalization(name="norm"),  # Keras keeps its axes in a TrackedList
         layers.LayerNormalization(axis=[1, 2], name="norm"),
         layers.BatchNormalization(name="norm"),
     ],
