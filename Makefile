@@ -130,9 +130,9 @@ bench: $(VENV)/.installed ## measures steps beside steps written by hand, and Ke
 
 bench-jax: build/bench-jax/.installed
 
-hub: $(HUB_VENV)/.installed ### models of keras-hub over two ranks, beside one device
+hub: $(HUB_VENV)/.installed ### models of keras-hub over two ranks, beside one device; PART=policies: each policy on each family: hours
 	$(call headline,models of keras-hub over two ranks beside one device)
-	$(HUB_VENV)/bin/python -m pytest $(AT_A_TIME) tests/hub --durations=10
+	$(HUB_VENV)/bin/python -m $(if $(PART),tests.hub.$(PART),pytest $(AT_A_TIME) tests/hub --durations=10)
 
 examples: $(VENV)/.installed ### runs the programs of examples/gallery whole on one and two ranks, and draws them: docs/gallery.md
 	$(call headline,the programs of the gallery on one device and on two ranks and docs/gallery.md: ten minutes)

@@ -47,14 +47,15 @@ class Case:
         return self.task is not None
 
 
-def _case(name: str, task: str = "", **config: Any) -> Case:
+def case_of(name: str, task: str = "", **config: Any) -> Case:
+    """Returns the case of a backbone, and of its task if that is named."""
     backbone = getattr(models, f"{name}Backbone")
     return Case(backbone, config, getattr(models, f"{name}{task}") if task else None)
 
 
 def causal(name: str, **config: Any) -> Case:
     """Returns the case of a causal language model."""
-    return _case(name, "CausalLM", **SMALL, **config)
+    return case_of(name, "CausalLM", **SMALL, **config)
 
 
 CASES = {
@@ -96,12 +97,12 @@ CASES = {
         rope_theta=1e4,
         partial_rotary_factor=1.0,
     ),
-    "Bart": _case("Bart", "Seq2SeqLM", **SMALL, **HEADS, max_sequence_length=LENGTH),
-    "T5": _case("T5", **SMALL, **HEADS),
-    "BERT": _case("Bert", **SMALL, **HEADS, max_sequence_length=LENGTH),
-    "DeBERTa": _case("DebertaV3", **SMALL, **HEADS, max_sequence_length=LENGTH, bucket_size=4),
-    "FNet": _case("FNet", **SMALL, dropout=0.0, max_sequence_length=LENGTH),
-    "Whisper": _case(
+    "Bart": case_of("Bart", "Seq2SeqLM", **SMALL, **HEADS, max_sequence_length=LENGTH),
+    "T5": case_of("T5", **SMALL, **HEADS),
+    "BERT": case_of("Bert", **SMALL, **HEADS, max_sequence_length=LENGTH),
+    "DeBERTa": case_of("DebertaV3", **SMALL, **HEADS, max_sequence_length=LENGTH, bucket_size=4),
+    "FNet": case_of("FNet", **SMALL, dropout=0.0, max_sequence_length=LENGTH),
+    "Whisper": case_of(
         "Whisper",
         **SMALL,
         **HEADS,
@@ -109,7 +110,7 @@ CASES = {
         max_encoder_sequence_length=2 * LENGTH,
         max_decoder_sequence_length=LENGTH,
     ),
-    "ViT": _case(
+    "ViT": case_of(
         "ViT",
         image_shape=(16, 16, 3),
         patch_size=(8, 8),
@@ -118,7 +119,7 @@ CASES = {
         hidden_dim=16,
         mlp_dim=32,
     ),
-    "DINOv3": _case(
+    "DINOv3": case_of(
         "DINOV3",
         image_shape=(16, 16, 3),
         patch_size=8,
@@ -127,7 +128,7 @@ CASES = {
         hidden_dim=16,
         intermediate_dim=32,
     ),
-    "Swin": _case(
+    "Swin": case_of(
         "SwinTransformer",
         image_shape=(32, 32, 3),
         embed_dim=8,
@@ -136,7 +137,7 @@ CASES = {
         window_size=4,
         drop_path=0.0,
     ),
-    "ResNet": _case(
+    "ResNet": case_of(
         "ResNet",
         input_conv_filters=[64],
         input_conv_kernel_sizes=[3],
@@ -146,7 +147,7 @@ CASES = {
         block_type="basic_block",
         image_shape=(16, 16, 3),
     ),
-    "Flux": _case(
+    "Flux": case_of(
         "Flux",
         input_channels=8,
         hidden_size=16,

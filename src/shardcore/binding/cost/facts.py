@@ -108,7 +108,12 @@ def _config(layer: keras.Operation) -> dict[str, Any]:
     axis = config.get("axis")
     if isinstance(axis, int) and axis >= 0 and ndim is not None:
         config["axis"] = axis - ndim
-    return {name: value for name, value in config.items() if value is not None}
+    # Keras keeps a list as a TrackedList, which cannot be unpickled.
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in config.items()
+        if value is not None
+    }
 
 
 def runs_of(graph: keras.Function) -> tuple[tuple[str, ...], ...]:
