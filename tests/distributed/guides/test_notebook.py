@@ -12,10 +12,15 @@ NOTEBOOK = ROOT / "docs/tutorials/two-gpus.ipynb"
 MOST_CELLS = 14
 
 
+# On a slow machine shardcore says that recording takes long.
+SLOW = re.compile(r"^\[shardcore rank \d+\] .* its first steps are recorded.*\n", re.MULTILINE)
+
+
 def outputs(notebook):
     """Returns what each cell of code shows, without its numbers."""
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    return [re.sub(r"[\d.]+", "#", "".join(map(shown, cell.outputs))) for cell in cells]
+    texts = [SLOW.sub("", "".join(map(shown, cell.outputs))) for cell in cells]
+    return [re.sub(r"[\d.]+", "#", text) for text in texts]
 
 
 def test_the_notebook_runs_and_shows_what_it_keeps(tmp_path):
