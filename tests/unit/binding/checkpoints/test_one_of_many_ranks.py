@@ -1,17 +1,20 @@
 """One of 64 ranks reads its share of a model of 70 billion parameters from a sparse file."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from shardcore.adapters.checkpoints import safetensors
 from shardcore.adapters.checkpoints.hub_folders import HubFolders
-from shardcore.binding.checkpoints import weights
+from shardcore.binding.checkpoints import weight_loading
 from shardcore.binding.checkpoints.state import StateTensor
+from shardcore.binding.checkpoints.weight_reading import WeightReading
 from shardcore.domain.checkpoints.file_format import header_of
 from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.mesh import Mesh
+from shardcore.ports.world import World
 
 MESH = Mesh((8, 8), ("data", "model"))
 POSITION = 29
@@ -48,14 +51,21 @@ def share(name):
     return StateTensor(name, name, "model", shape, Layout(MESH, spec), local)
 
 
+def alone_on_its_host():
+    """A session of 64 ranks, each on another host."""
+    ranks = tuple(range(MESH.size))
+    processes = SimpleNamespace(hosts=tuple(f"host {rank}" for rank in ranks))
+    return SimpleNamespace(world=World(MESH, ranks, POSITION, "cpu"), processes=processes)
+
+
 def test_it_reads_the_bytes_of_its_share(file):
     names = [f"{n}.{name}" for n in range(LAYERS - LOADED, LAYERS) for name in LAYER]
     mine = [share(name) for name in names]
     keys = {name: (name, LAYER[name.rpartition(".")[2]][1]) for name in names}
     with HubFolders().reading(file) as reader:
-        matched = weights._match(mine, keys, reader)
+        matched = weight_loading._match(mine, keys, reader)
         assert matched.problems == ()
         assert len(matched.unused) == (LAYERS - LOADED) * len(LAYER)
-        done = weights._read(reader, mine, matched, POSITION)
+        done = weight_loading._read(WeightReading(reader, alone_on_its_host()), mine, matched)
     assert done == sum(each.local.nbytes for each in mine)
     assert not any(each.local.any() for each in mine)
