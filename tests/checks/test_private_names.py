@@ -37,7 +37,7 @@ OF_PYTHON |= {"_getframe"}
 # no run on a CPU finds. Two are the hooks of a tensor, which guards compare. One gathers on gloo
 # without corrupting the heap. Two list the modes, and one the hooks of saved tensors, within which
 # no step is captured. One numbers the states of a dict, for guards.
-MOST = 53
+MOST = 54
 MOST_OF_DTENSOR = 8
 OF_DTENSOR = {"_dtensor", "_local_tensor", "_spec"}
 

@@ -90,6 +90,7 @@ def install(strategy: str, options: dict[str, object]) -> Installation:
         from shardcore.adapters.capture.running.program import TraceCapture
         from shardcore.adapters.engine.update_on_device import update_on_device
         from shardcore.adapters.ranks.processes import TorchProcesses
+        from shardcore.adapters.slicing import slice_calls
 
         with environment.keras_imported():
             from shardcore.adapters.engine.host_access import replace_functions
@@ -98,7 +99,7 @@ def install(strategy: str, options: dict[str, object]) -> Installation:
         passed_over |= plugin_rules.declare(loaded.rules, declare_rule)
         processes = TorchProcesses()
         processes.take_device()
-        capture = TraceCapture()
+        capture = TraceCapture(slice_calls)
         undo.callback(capture.close)
         undo.callback(replace_functions())
         binding = Binding(entry, processes, capture, update_on_device)

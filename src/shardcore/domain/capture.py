@@ -26,6 +26,11 @@ class GuardFailed(ControlFlow):
     """A step reads a number on the host that differs from the recorded one."""
 
 
+# The bytes from which on a value is sliced, and the outputs of a model are not held whole (ADR 60).
+# A slice takes a call of each operator: of smaller values, more time than memory is worth.
+LARGE_VALUE = 64 * 2**20
+
+
 class State(Enum):
     """The way in which the next step runs."""
 

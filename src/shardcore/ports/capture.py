@@ -126,6 +126,17 @@ class StepCapture(Protocol[TensorT_contra]):
             The result of `step`, and the trace.
         """
 
+    def record_without_values(
+        self, step: Callable[[], object], inputs: Sequence[TensorT_contra], observer: Observer
+    ) -> StepTrace:
+        """Records `step` on tensors that have shapes and no values: nothing is written or sent.
+
+        Args:
+            step: Returns a nest of plain tensors.
+            inputs: The plain tensors of its batch.
+            observer: Enabled while the step's functions run.
+        """
+
     @property
     def at_once(self) -> bool:
         """Whether steps are recorded from the first one on, whether it pays or not."""
@@ -153,7 +164,7 @@ class StepCapture(Protocol[TensorT_contra]):
 
     def program(
         self,
-        earlier: StepTrace | Program,
+        earlier: StepTrace | Program | None,
         trace: StepTrace,
         *,
         compiled: bool = False,
@@ -162,7 +173,8 @@ class StepCapture(Protocol[TensorT_contra]):
         """Makes a program of two runs that did the same.
 
         Args:
-            earlier: An earlier run, or the program of runs with batches of another size.
+            earlier: An earlier run, or the program of runs with batches of another size; None for
+                a program that runs this one step only.
             trace: A later run, which did the same.
             compiled: Whether Inductor compiles the program, if it can.
             all_reduces: The all-reduces that all ranks assume to fill the buckets. Needed where

@@ -53,9 +53,9 @@ def trained(build, jit_compile):
     keras.utils.clear_session(free_memory=False)
     traces = []
 
-    def noted(trace, memories, all_reduces, literals, run_passes=passes.run_passes):
-        traces.extend([trace, run_passes(trace, None, all_reduces, literals)])
-        return run_passes(trace, memories, all_reduces, literals)
+    def noted(trace, memories, all_reduces, literals, *options, run_passes=passes.run_passes):
+        traces.extend([trace, run_passes(trace, None, all_reduces, literals, *options)])
+        return run_passes(trace, memories, all_reduces, literals, *options)
 
     distribute(build, **SETTINGS[build])
     data = (TOKENS, TOKENS) if build is block else DATA.get(build, DATA[cnn])

@@ -7,13 +7,13 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from shardcore.adapters.torch_private import collectives
 from shardcore.adapters.torch_private.operators import Operator, is_fused
-from shardcore.adapters.torch_private.trees import Args, Kwargs, tree_leaves
+from shardcore.adapters.torch_private.trees import Args, Kwargs, tree_leaves, tree_map
 
 # Marks a part of a step for the profiler, as torch's optimizers do; it computes nothing.
 PROFILER = "profiler::"
@@ -186,10 +186,9 @@ class WithoutValues(AbstractContextManager[None]):
     """
 
     def __init__(self) -> None:
-        self._modes = (
-            FakeTensorMode(allow_non_fake_inputs=True),
-            _WithoutUpdatesAndWaits(),  # type: ignore[no-untyped-call]
-        )
+        self._fake = FakeTensorMode(allow_non_fake_inputs=True)
+        updates_and_waits = _WithoutUpdatesAndWaits()  # type: ignore[no-untyped-call]
+        self._modes = self._fake, updates_and_waits
         self._open = ExitStack()
 
     def __enter__(self) -> None:
@@ -199,6 +198,27 @@ class WithoutValues(AbstractContextManager[None]):
 
     def __exit__(self, *_raised: object) -> None:
         self._open.close()
+
+    def paused(self) -> AbstractContextManager[Any]:
+        """Opens a context within this one in which operators compute on tensors with values."""
+        return unset_fake_temporarily()
+
+    def call_with_values(self, function: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+        """Calls `function` with zeros for tensors without values; its results have none either."""
+
+        def with_values(leaf: Any) -> Any:
+            is_fake = isinstance(leaf, FakeTensor)
+            return (
+                torch.zeros(leaf.shape, dtype=leaf.dtype, device=leaf.device) if is_fake else leaf
+            )
+
+        def without_values(leaf: Any) -> Any:
+            return self._fake.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf
+
+        with self.paused():
+            args, kwargs = tree_map(with_values, (args, kwargs))
+            result = function(*args, **kwargs)
+        return tree_map(without_values, result)
 
 
 class CollectiveListener(OperatorListener):  # type: ignore[no-untyped-call]

@@ -16,6 +16,7 @@ import torch
 from shardcore.binding import keras_private
 from shardcore.binding.capture.agreement import Outcome, agree_on_outcome, gather_from_ranks
 from shardcore.binding.capture.cache import CacheEntry, LastRun
+from shardcore.binding.capture.large_steps import Recording
 from shardcore.binding.capture.local_tensors import are_plain, local_tensors
 from shardcore.binding.capture.python_state.guard import PythonGuard
 from shardcore.binding.capture.python_state.observed import ObservedCalls
@@ -70,15 +71,16 @@ class CapturedStep:
         mode: Hashable = None,
         follows: bool = False,
         left: float | None = math.inf,
+        large: bool = False,
     ) -> Any:
         """Runs a step for the distributed batch `data`: by a program, or eagerly.
 
         Steps of another `mode` have other programs. If a step `follows`, no code of the user ran
         since the last one: if that was a run of the same program, its guard still holds. It is
         recorded if that pays for the steps that are `left`: with infinity at once, with None by
-        the steps that have run.
+        the steps that have run. A `large` step is recorded at once, without values.
         """
-        if self.capture.at_once or self.trainer.jit_compile is True:
+        if large or self.capture.at_once or self.trainer.jit_compile is True:
             left = math.inf
         last, self._last = self._last, None
         entry = self._entry(data, session, mode) if self._is_wanted(data) else None
@@ -87,13 +89,13 @@ class CapturedStep:
         before = last.program if follows and last is not None and entry is last.entry else None
         if before is None:
             self._check_guard(entry, session)
-        if self._is_eager(entry, left):
+        if self._is_eager(entry, left, large):
             return entry.run_eagerly(step)
         if entry.programs and self._is_audited():
             return self._audit(entry, step, local_tensors(data, session))
         replayed = entry.run(local_tensors(data, session)) if entry.programs else None
         if replayed is None:
-            return self._record(entry, step, data, session, left)
+            return self._record(entry, step, data, session, left, large)
         return self._outputs(entry, *replayed, before)
 
     @property
@@ -101,12 +103,12 @@ class CapturedStep:
         """The counts of the program that ran last; None if the last step ran eagerly."""
         return None if self._last is None else self._last.program.counts
 
-    def _is_eager(self, entry: CacheEntry, left: float | None) -> bool:
+    def _is_eager(self, entry: CacheEntry, left: float | None, large: bool) -> bool:
         state = entry.progress.state
         if state is State.DEFERRED:
             entry.apply_event(Event.SKIPPED)
         if state is not State.NEW:
-            return state in (State.DEFERRED, State.EAGER)
+            return state is State.EAGER or (state is State.DEFERRED and not large)
         has_other = left != math.inf and bool(self._programs(entry.signature.kind))
         if entry.is_due(None if has_other else left, recordings=1 if has_other else 2):
             return False
@@ -193,9 +195,15 @@ class CapturedStep:
             entry.unstable = f"{change.name} changes again and again: {_KEEP}"
 
     def _record(
-        self, entry: CacheEntry, step: Step, data: Any, session: Session | None, left: float | None
+        self,
+        entry: CacheEntry,
+        step: Step,
+        data: Any,
+        session: Session | None,
+        left: float | None,
+        large: bool,
     ) -> Any:
-        """Runs the step eagerly and records it; makes a program if it ran like that before."""
+        """Records the step, and runs it; makes a program if it ran like that before."""
         # Either may be so on one rank alone, and a step that is recorded starts other collectives.
         unstable, profiled = zip(
             *gather_from_ranks((entry.unstable, is_profiled()), session), strict=True
@@ -211,17 +219,19 @@ class CapturedStep:
             with self._called.observe() as profile:
                 donated = 0 if self.closures is None else len(local_tensors(data[0], None))
                 tensors = local_tensors(data, session)
-                outputs, trace = self.capture.record(step, tensors, profile, donated)
+                recording = Recording(self.capture, self.trainer, step, tensors, donated, large)
+                trace = recording.record(profile)
             reason = self._refusal(entry, trace, session)
 
             def make(most: RecordedSums | None) -> Outcome:
-                own_outcome = self._outcome(entry, trace, reason, most)
-                is_first = own_outcome.event is Event.RECORDED and entry.progress.state is State.NEW
+                own = recording.with_program(self._outcome(entry, trace, reason, most), trace, most)
+                is_first = own.event is Event.RECORDED and entry.progress.state is State.NEW
                 is_worth = entry.payback.is_worth(left, time.perf_counter() - began)
-                event = own_outcome.event if is_worth or not is_first else Event.POSTPONED
-                return attrs.evolve(own_outcome, event=event, is_first=is_first)
+                event = own.event if is_worth or not is_first else Event.POSTPONED
+                return attrs.evolve(own, event=event, is_first=is_first)
 
             outcome = agree_on_outcome(make, trace, session)
+        outputs = recording.outputs(outcome.event)
         self._reports.report_recording(time.perf_counter() - began)
         if outcome.event is Event.REFUSED:
             self._refuse(entry, outcome.reason)

@@ -11,6 +11,7 @@ import torch
 from keras import Model
 
 from shardcore.binding import keras_private
+from shardcore.binding.capture.large_steps import is_large
 from shardcore.binding.capture.step import CapturedStep
 from shardcore.binding.cost import rules_report
 from shardcore.binding.data import batches
@@ -206,6 +207,8 @@ class _Step:
                 rank_consistency.check_model(self.trainer, data, session)
                 rules_report.check_plan(self.trainer, session)
             batch = ahead or batches.distribute_step(data, session)
+            large = is_large(self.trainer, self.captured.name, batch, session)
+            run = None if large else run  # with it, the first step is eager
             sums = self.sessions.sums
             mode = sums.resume(run), batches.array_weights(data)
 
@@ -219,7 +222,13 @@ class _Step:
             is_sharded = session.mesh.size > 1
             is_like_no_other = first and run is not None and is_sharded and not sums.are_deferred
             run_step = partial(
-                self.captured, data=batch, session=session, mode=mode, follows=follows, left=left
+                self.captured,
+                data=batch,
+                session=session,
+                mode=mode,
+                follows=follows,
+                left=left,
+                large=large,
             )
             how = _eagerly if is_like_no_other else run_step
             outputs = self._measured(meter, how, step, batch)
@@ -254,9 +263,14 @@ class _Step:
                 return self.function(batch)
 
         mode = None, batches.array_weights(data)
-        follows, left = self._follows(), self._steps_left()
         run_step = partial(
-            self.captured, data=batch, session=None, mode=mode, follows=follows, left=left
+            self.captured,
+            data=batch,
+            session=None,
+            mode=mode,
+            follows=self._follows(),
+            left=self._steps_left(),
+            large=is_large(self.trainer, self.captured.name, batch, None),
         )
         return self._measured(self._meter(), run_step, step, batch)
 

@@ -19,6 +19,7 @@ from shardcore.adapters.capture.passes import (
     inductor,
     memory,
     repeats,
+    slices,
     sums,
 )
 from shardcore.adapters.capture.trace import Literals, Trace, values
@@ -149,6 +150,7 @@ def passes_of(
     literals: Literals = MappingProxyType({}),
     *,
     sends: bool = True,
+    slice_calls: slices.SliceCalls | None = None,
 ) -> tuple[Pass, ...]:
     """Lists the passes of `run_passes`; those of communication only if the step `sends`.
 
@@ -167,10 +169,15 @@ def passes_of(
         Pass(partial(constants.with_constants, literals=literals), needs={Fact.NEW_MEMORY}),
     )
     may_write = memories is not None
+    in_slices: tuple[Pass, ...] = ()
+    if slice_calls is not None and may_write:
+        run = partial(slices.in_slices, slice_calls=slice_calls)
+        in_slices = (Pass(run, needs={Fact.NEW_MEMORY}),)
     return (
         Pass(cleanup.with_constant_loss_seed, gives={Fact.UNREAD_LOSS}),
         Pass(cleanup.without_dead_code),
         *((DONATED_INPUTS, DIRECT_VIEWS) if may_write else ()),
+        *in_slices,
         *(of_communication if sends else ()),
         *((*once, OPERANDS_REUSED) if may_write else ()),
         *((MEMORY_FOR_GATHERS,) if may_write and sends else ()),
@@ -182,6 +189,7 @@ def run_passes(
     memories: sums.Memories | None = None,
     all_reduces: Sequence[RecordedSum] | None = None,
     literals: Literals = MappingProxyType({}),
+    slice_calls: slices.SliceCalls | None = None,
 ) -> Trace:
     """Runs the passes for steps that are not compiled.
 
@@ -191,13 +199,15 @@ def run_passes(
             others: Inductor, and steps that reshape a tensor in place, need the recorded strides.
         all_reduces: The all-reduces on which all ranks agree; by default this rank's.
         literals: The constants of the step.
+        slice_calls: Finds the calls for one slice of large values; None leaves these whole.
 
     Raises:
         NotCaptured: If a pass does not keep what it declares to keep.
     """
     # Without collectives, those of communication take a third of the time and change nothing.
     sends = any(call.collective for call in trace.calls)
-    return Pipeline(passes_of(memories, all_reduces, literals, sends=sends))(trace)
+    chosen = passes_of(memories, all_reduces, literals, sends=sends, slice_calls=slice_calls)
+    return Pipeline(chosen)(trace)
 
 
 def run_passes_for_compiler(trace: Trace, onednn: torch_private.OneDnn) -> Trace:

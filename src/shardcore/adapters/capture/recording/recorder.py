@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import cache
 from typing import Any
@@ -58,8 +58,7 @@ class Recorder:
             function_listener = functions.FunctionListener(
                 self.read, self.refuse, self.numbers, self.as_one_call, unobserved
             )
-            listener = torch_private.OperatorListener(self._begin, self._end, unobserved)
-            with listener, function_listener:
+            with self._listener(unobserved), function_listener:
                 self._observer.enable()
                 outputs = step()
         finally:
@@ -71,11 +70,22 @@ class Recorder:
             self.trace.outputs = self._values.values_in(outputs)
         return outputs
 
+    def _listener(self, unobserved: functions.Unobserved) -> AbstractContextManager[Any]:
+        return torch_private.OperatorListener(self._begin, self._end, unobserved)
+
     def _check_generator(self) -> None:
         """Checks that draws alone changed torch's generators: no operator sets their state."""
-        states = functions.generator_states()
-        if len(states) != len(self._drawn) or not all(map(torch.equal, states, self._drawn)):
+        with self.paused():
+            states = functions.generator_states()
+            is_changed = len(states) != len(self._drawn) or not all(
+                map(torch.equal, states, self._drawn)
+            )
+        if is_changed:
             self.refuse("the state of torch's random generator is set in the step", _DRAW)
+
+    def _note_drawn(self) -> None:
+        with self.paused():
+            self._drawn = functions.generator_states()
 
     def refuse(self, why: str, remedy: str) -> None:
         """Notes why no program can be made of the step, and what to do; the first reason counts.
@@ -128,7 +138,7 @@ class Recorder:
     def _end(self, operator: Any, args: Args, kwargs: Kwargs, references: Any, result: Any) -> None:
         kind = _kind_of(operator)
         if kind.draws:
-            self._drawn = functions.generator_states()
+            self._note_drawn()
         if operator is torch_private.ITEM and self._taken is not None:
             self._taken[repr(result)] = args[0], result
             return
@@ -190,11 +200,14 @@ class Recorder:
         if self._busy or self.trace.refusal:
             return function(*args, **kwargs)
         with self.paused():
-            result = function(*args, **kwargs)
+            result = self._compute(function, args, kwargs)
         self._append(function, args, kwargs, self._values.operands(args, kwargs), result)
         if torch_private.draws(function):
-            self._drawn = functions.generator_states()
+            self._note_drawn()
         return result
+
+    def _compute(self, function: Any, args: Args, kwargs: Kwargs) -> Any:
+        return function(*args, **kwargs)
 
     def append(self, operator: Any, args: Args, result: torch.Tensor) -> None:
         """Records an operator that does not run itself: unrecorded ones compute its `result`."""
@@ -204,11 +217,11 @@ class Recorder:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Pauses the recording."""
-        self._busy = True
+        was_busy, self._busy = self._busy, True
         try:
             yield
         finally:
-            self._busy = False
+            self._busy = was_busy
 
 
 _SETS_STORAGE = {

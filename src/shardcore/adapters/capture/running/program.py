@@ -1,6 +1,6 @@
 """Programs of steps: a step is recorded twice, and run from the trace if both agree (ADR 16)."""
 
-from collections.abc import Callable, Container, Iterator, Sequence, Set
+from collections.abc import Callable, Container, Sequence, Set
 from functools import cached_property
 from typing import Any
 
@@ -10,15 +10,18 @@ import torch
 from shardcore.adapters import torch_private
 from shardcore.adapters.capture import passes
 from shardcore.adapters.capture.passes.checks import Rollback, rollback_of, with_checks
+from shardcore.adapters.capture.passes.slices import SliceCalls
 from shardcore.adapters.capture.passes.sums import Memories
 from shardcore.adapters.capture.recording import comparison, functions
 from shardcore.adapters.capture.recording.recorder import Recorder, recording
+from shardcore.adapters.capture.recording.without_values import RecorderWithoutValues
 from shardcore.adapters.capture.running import cuda_graphs
+from shardcore.adapters.capture.running.counts import flops_of, sent_bytes, started_collectives
 from shardcore.adapters.capture.running.executors import Executors
 from shardcore.adapters.capture.trace import Literals, Trace, Value, numbered, values
-from shardcore.adapters.flops import count_flops
 from shardcore.domain.capture import NotCaptured, TracesDiffer
 from shardcore.domain.cost.step_figures import StepCounts
+from shardcore.domain.errors import describe_error, one_line
 from shardcore.ports.capture import Observer, Program, RecordedSum, StartedCollective, StepTrace
 
 
@@ -82,9 +85,14 @@ def _copy_at(tensors: Sequence[torch.Tensor], indices: Container[int]) -> list[t
 
 
 class TraceCapture:
-    """The port `StepCapture`: programs are functions that are generated from traces."""
+    """The port `StepCapture`: programs are functions that are generated from traces.
 
-    def __init__(self) -> None:
+    Args:
+        slice_calls: Finds the calls for one slice of large values; None leaves these whole.
+    """
+
+    def __init__(self, slice_calls: SliceCalls | None = None) -> None:
+        self._slice_calls = slice_calls
         self._memories = Memories()
         self._executors = Executors()
         cuda_graphs.wanted()  # a wrong variable is an error of install(), not of a step
@@ -101,6 +109,20 @@ class TraceCapture:
         recorder = Recorder(inputs, observer)
         recorder.trace.donated = donated
         return recorder.run(step), recorder.trace
+
+    def record_without_values(
+        self, step: Callable[[], Any], inputs: Sequence[Any], observer: Observer
+    ) -> Trace:
+        """Runs `step` without values, and records its trace; a step that fails so is refused."""
+        recorder = RecorderWithoutValues(inputs, observer)
+        try:
+            recorder.run(step)
+        except Exception as error:  # noqa: BLE001 - the step runs eagerly then, and raises its own
+            recorder.trace.refusal = (
+                "it has large outputs, so it is recorded without values, and there it fails: "
+                f"{one_line(describe_error(error))}"
+            )
+        return recorder.trace
 
     @property
     def at_once(self) -> bool:
@@ -128,7 +150,7 @@ class TraceCapture:
 
     def program(
         self,
-        earlier: StepTrace | Program,
+        earlier: StepTrace | Program | None,
         trace: StepTrace,
         *,
         compiled: bool = False,
@@ -136,7 +158,9 @@ class TraceCapture:
     ) -> RecordedProgram:
         """Makes the program of `trace`, if the earlier one is the same."""
         assert isinstance(trace, Trace)
-        if isinstance(earlier, RecordedProgram):
+        if earlier is None:
+            literals: dict[int, torch.Tensor] = {}
+        elif isinstance(earlier, RecordedProgram):
             literals = comparison.literals_of_other_size(
                 earlier.trace, earlier.literals.keys(), trace
             )
@@ -152,7 +176,7 @@ class TraceCapture:
             )
         checked = with_checks(trace, literals)
         memories = None if compiled or checked.reshapes else self._memories
-        better = passes.run_passes(checked, memories, all_reduces, literals)
+        better = passes.run_passes(checked, memories, all_reduces, literals, self._slice_calls)
         captured_inputs = tuple(
             value for number, value in trace.outside.items() if number not in literals
         )
@@ -238,44 +262,3 @@ def _shared(trace: Trace) -> Set[int]:
     return {
         n for n, value in enumerate(values(trace.outputs)) if trace.memories([value]) & memories
     }
-
-
-def started_collectives(trace: Trace, *, in_graph: bool = False) -> Iterator[StartedCollective]:
-    """Yields the collectives of `trace`, in order; all ranks have them in a graph, or none has."""
-    where = " in a CUDA graph" if in_graph else ""
-    for call in trace.calls:
-        if call.collective:
-            *operands, group = call.args  # the group's name is another one on other ranks
-            plain = [operand for operand in operands if isinstance(operand, str | int)]
-            # An all-to-all has a list of sizes: ranks may send more or less.
-            may_differ = any(
-                isinstance(operand, list) and not values(operand) for operand in operands
-            )
-            tensors = list(call.operands)
-            elements = 0 if may_differ else sum(trace.form(value).elements for value in tensors)
-            # Whether it writes where its operand was may differ between ranks.
-            name = call.collective
-            kind = f"{name} of {len(tensors)}, {plain}{where}"
-            yield StartedCollective(kind, str(group), elements)
-
-
-def sent_bytes(trace: Trace) -> Iterator[int]:
-    """Yields the bytes that this rank gives to each collective of `trace`."""
-    for call in trace.calls:
-        if call.collective:
-            operands = torch_private.collective_operands(call.operator, call.args)
-            yield sum(trace.form(value).bytes for value in values(operands))
-
-
-def flops_of(trace: Trace) -> Iterator[int]:
-    """Yields the floating-point operations of each call of `trace`, by the shapes of its forms."""
-
-    def without_values(leaf: object) -> object:
-        form = trace.forms[leaf.number] if isinstance(leaf, Value) else None
-        return leaf if form is None else torch.empty(form.shape, dtype=form.dtype, device="meta")
-
-    for call in trace.calls:
-        operands = torch_private.tree_map(without_values, (call.args, call.kwargs))
-        yield count_flops(
-            call.operator, operands, torch_private.tree_map(without_values, call.result)
-        )
