@@ -56,9 +56,17 @@ def local_tensors(data: object, session: Session | None) -> list[Any]:
 
 
 def are_plain(data: object) -> bool:
-    """Checks that the tensors of a batch are dense and require no gradients."""
+    """Checks that the tensors of a batch are dense, and have no gradients or attributes.
+
+    Code may read an attribute that a user, or Keras for a mask, has set on a tensor.
+    """
     tensors = (leaf for leaf in keras_private.leaves(data) if isinstance(leaf, torch.Tensor))
-    return not any(leaf.requires_grad or leaf.layout is not torch.strided for leaf in tensors)
+    return not any(
+        leaf.requires_grad
+        or leaf.layout is not torch.strided
+        or (type(leaf) is torch.Tensor and vars(leaf))
+        for leaf in tensors
+    )
 
 
 def _form(value: object, session: Session | None) -> Form:

@@ -147,13 +147,16 @@ def _hooks(callback: Callback, phase: str) -> list[Any]:
 def run_no_code_of_users(callbacks: CallbackList) -> bool:
     """Checks that `callbacks` are Keras' own, and those of a step run no code of a model.
 
-    Nor may a function of the user run in the place of Keras' loop or of its list of callbacks.
+    Nor may a function of the user run in the place of Keras' loop, its list of callbacks or its
+    progress bar, or for the attribute that the loop reads after each step.
     """
-    loops = [getattr(callbacks._model, name) for name in _LOOPS]
-    lists = [function for name, function in vars(CallbackList).items() if name.startswith("on_")]
+    model = callbacks._model
+    loops = [getattr(model, name) for name in _LOOPS]
+    bar = keras.utils.Progbar.update, keras.utils.Progbar.add
     return (
         type(callbacks) is CallbackList
-        and all(map(_is_of_library, (*loops, *lists)))
+        and not hasattr(type(model), "stop_training")
+        and all(map(_is_of_library, (*loops, *_class_hooks(CallbackList), *bar)))
         and all(
             _is_quiet(callback)
             and not any(name.startswith("on_") for name in vars(callback))
@@ -165,7 +168,13 @@ def run_no_code_of_users(callbacks: CallbackList) -> bool:
 
 def _is_quiet(callback: Callback) -> bool:
     # The attribute of the class itself: a subclass may run other code.
-    return type(callback) in _QUIET or "runs_no_code_of_users" in vars(type(callback))
+    kind = type(callback)
+    is_known = kind in _QUIET or "runs_no_code_of_users" in vars(kind)
+    return is_known and all(map(_is_of_library, _class_hooks(kind)))
+
+
+def _class_hooks(kind: type) -> list[Any]:
+    return [getattr(kind, name) for name in dir(kind) if name.startswith("on_")]
 
 
 def _is_of_library(function: object) -> bool:

@@ -4,6 +4,7 @@ import logging
 import os
 import random
 import threading
+import time
 import warnings
 from array import array
 from collections import deque
@@ -29,28 +30,14 @@ _PARTS_OF_EXCEPTION = tuple(
     vars(BaseException)[name]
     for name in ("args", "__cause__", "__context__", "__suppress_context__")
 )
-# Settings by the names of which the user's code must have one: how to read them, and their title.
-SETTINGS: tuple[tuple[frozenset[str], Callable[[], object], str], ...] = (
-    (
-        frozenset({"environ", "getenv", "get_exec_path", "getenvb"}),
-        lambda: dict(os.environ),
-        "os.environ",
-    ),
-    (
-        frozenset({"FloatingPointError"}),
-        lambda: repr(np.geterr()),
-        "NumPy's handling of errors",
-    ),
-    (
-        frozenset({"warn", "catch_warnings"}),
-        lambda: list(warnings.filters),
-        "the filters of warnings",
-    ),
-    (
-        frozenset({"current_thread"}),
-        lambda: threading.current_thread().name,
-        "the name of this thread",
-    ),
+# Settings of the process that code may read under any name, or that decide whether NumPy raises:
+# how to read them, and their title. All together take 5 microseconds.
+SETTINGS: tuple[tuple[Callable[[], object], str], ...] = (
+    (lambda: dict(vars(os.environ)["_data"]), "os.environ"),
+    (np.geterr, "NumPy's handling of errors"),
+    (lambda: list(warnings.filters), "the filters of warnings"),
+    (lambda: threading.current_thread().name, "the name of this thread"),
+    (lambda: (time.timezone, time.altzone, time.tzname), "the time zone"),
 )
 _PARTS_OF_ARRAY = (np.ndarray.shape, np.ndarray.dtype, np.ndarray.strides)
 # The most bytes of arrays and the like that one guard compares before each step.

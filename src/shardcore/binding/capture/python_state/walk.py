@@ -153,9 +153,8 @@ class _StepWalk(ObjectWalk):
         """Adds the environment, loggers and settings of libraries that the user's code reads."""
         watch = self.watched.add_content
         watch(abc.get_cache_token, "the classes that are registered with an ABC")
-        for asking, read, title in readers.SETTINGS:
-            if not asking.isdisjoint(self.user_names):
-                watch(read, title)
+        for read, title in readers.SETTINGS:
+            watch(read, title)
         if self.has_decimals or "Decimal" in self.user_names:
             watch(lambda: repr(decimal.getcontext()), "the context of decimal numbers")
         self._add_named(*keras_private.global_state_of(self.user_names), "Keras' global state")

@@ -1,0 +1,179 @@
+"""Settings of the process, attributes of batches and code of the loop that change between steps."""
+
+import os
+import threading
+import time
+import warnings
+from functools import cache
+from os import getenv as env
+from threading import current_thread as thread
+from warnings import warn as tell
+
+import keras
+import numpy as np
+import pytest
+import torch
+
+import shardcore
+from shardcore.testing import run_ranks
+
+LARGE = np.float32(1e30)
+
+
+def raises(error, work):
+    """Tells whether `work` raises `error`, or one under it."""
+    try:
+        work()
+    except error:
+        return True
+    return False
+
+
+def seconds_of_a_day():
+    return time.mktime((2026, 1, 1, 0, 0, 0, 0, 0, 0)) % 86400
+
+
+def set_zone(hours):
+    os.environ["TZ"] = f"ABC-{hours}"
+    time.tzset()
+
+
+# By name: what the layer reads, and what sets it before the first and before the fifth step.
+SETTINGS = {
+    "numpy": (
+        lambda: raises(ArithmeticError, lambda: LARGE * LARGE),
+        lambda on: np.seterr(over="raise" if on else "ignore"),
+    ),
+    "warnings": (
+        lambda: raises(RuntimeWarning, lambda: np.log(np.float32(0))),
+        lambda on: warnings.simplefilter("error" if on else "ignore", RuntimeWarning),
+    ),
+    "warn by another name": (
+        lambda: raises(UserWarning, lambda: tell("text", UserWarning, 2)),
+        lambda on: warnings.simplefilter("error" if on else "ignore", UserWarning),
+    ),
+    "environment by another name": (
+        lambda: env("TEST_SETTING") == "on",
+        lambda on: os.environ.update(TEST_SETTING="on" if on else "off"),
+    ),
+    "thread by another name": (
+        lambda: thread().name == "renamed",
+        lambda on: setattr(threading.current_thread(), "name", "renamed" if on else "MainThread"),
+    ),
+    "time zone": (lambda: seconds_of_a_day() > 80000, lambda on: set_zone(1 if on else 2)),
+}
+
+
+class Reads(keras.layers.Layer):
+    """Doubles its input if what it reads is true."""
+
+    def __init__(self, read):
+        super().__init__()
+        self.read = read
+
+    def call(self, x):
+        return x * 2 if self.read() else x
+
+
+def predictions(model, batches):
+    return [float(np.mean(model.predict_on_batch(batch))) for batch in batches]
+
+
+def compared(work):
+    """Returns what `work` gives eagerly, and captured."""
+    shardcore.install("single")
+    return [work(jit) for jit in (False, "auto")]
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_of_the_process_is_seen(name, monkeypatch):
+    monkeypatch.setenv("SHARDCORE_CAPTURE", "at-once")
+    read, change = SETTINGS[name]
+
+    def work(jit):
+        model = keras.Sequential([Reads(read)])
+        model.compile(jit_compile=jit)
+        change(False)
+        batch = np.ones((4, 3), "float32")
+        before = predictions(model, [batch] * 4)
+        change(True)
+        return before + predictions(model, [batch] * 4)
+
+    ((eager, captured),) = run_ranks(lambda rank: compared(work), 1)
+    assert captured == eager == [1.0] * 4 + [2.0] * 4
+
+
+def test_an_attribute_of_a_batch_is_seen(monkeypatch):
+    monkeypatch.setenv("SHARDCORE_CAPTURE", "at-once")
+
+    class Scales(keras.layers.Layer):
+        def call(self, x):
+            return x * getattr(x, "scale", 1.0)
+
+    def work(jit):
+        model = keras.Sequential([Scales()])
+        model.compile(jit_compile=jit)
+        batches = [torch.ones(4, 3) for _ in range(8)]
+        for batch in batches[4:]:
+            batch.scale = 2.0
+        return predictions(model, batches)
+
+    ((eager, captured),) = run_ranks(lambda rank: compared(work), 1)
+    assert captured == eager == [1.0] * 4 + [2.0] * 4
+
+
+@cache
+def model_with_property():
+    class Counts(keras.Sequential):
+        """Runs code of its own when the loop reads whether to stop."""
+
+        steps = 0
+
+        @property
+        def stop_training(self):
+            self.steps += 1
+            self.layers[0].scale = 1.0 + self.steps // 5
+            return False
+
+        @stop_training.setter
+        def stop_training(self, value):
+            pass
+
+    return Counts
+
+
+@pytest.mark.parametrize("how", ["property", "callback"])
+def test_code_between_steps_that_keras_calls_is_seen(how, monkeypatch):
+    monkeypatch.setenv("SHARDCORE_CAPTURE", "at-once")
+
+    class Scales(keras.layers.Layer):
+        scale = 1.0
+
+        def call(self, x):
+            return x * self.scale
+
+    def work(jit):
+        layer = Scales()
+        kind = model_with_property() if how == "property" else keras.Sequential
+        model = kind([layer, keras.layers.Dense(1, kernel_initializer="ones")])
+        model.compile("sgd", "mse", jit_compile=jit)
+        steps = []
+
+        def on_batch_end(callback, batch, logs=None):
+            steps.append(batch)
+            layer.scale = 1.0 + len(steps) // 5
+
+        callback = keras.callbacks.TerminateOnNaN
+        with pytest.MonkeyPatch.context() as patch:
+            if how == "callback":
+                patch.setattr(callback, "on_batch_end", on_batch_end)
+            x = np.ones((64, 3), "float32")
+            history = model.fit(
+                x, x[:, :1], 4, shuffle=False, verbose=0, callbacks=[callback()]
+            ).history
+        return history["loss"], model.get_weights()
+
+    ((eager, captured),) = run_ranks(lambda rank: compared(work), 1)
+    np.testing.assert_allclose(captured[0], eager[0], rtol=1e-6)
+    for value, other in zip(captured[1], eager[1], strict=True):
+        np.testing.assert_allclose(value, other, rtol=1e-6)
