@@ -1,10 +1,9 @@
-"""Settings of the process, attributes of batches and code of the loop that change between steps."""
+"""Settings of the process and attributes of batches that change between steps."""
 
 import os
 import threading
 import time
 import warnings
-from functools import cache
 from os import getenv as env
 from threading import current_thread as thread
 from warnings import warn as tell
@@ -120,60 +119,3 @@ def test_an_attribute_of_a_batch_is_seen(monkeypatch):
 
     ((eager, captured),) = run_ranks(lambda rank: compared(work), 1)
     assert captured == eager == [1.0] * 4 + [2.0] * 4
-
-
-@cache
-def model_with_property():
-    class Counts(keras.Sequential):
-        """Runs code of its own when the loop reads whether to stop."""
-
-        steps = 0
-
-        @property
-        def stop_training(self):
-            self.steps += 1
-            self.layers[0].scale = 1.0 + self.steps // 5
-            return False
-
-        @stop_training.setter
-        def stop_training(self, value):
-            pass
-
-    return Counts
-
-
-@pytest.mark.parametrize("how", ["property", "callback"])
-def test_code_between_steps_that_keras_calls_is_seen(how, monkeypatch):
-    monkeypatch.setenv("SHARDCORE_CAPTURE", "at-once")
-
-    class Scales(keras.layers.Layer):
-        scale = 1.0
-
-        def call(self, x):
-            return x * self.scale
-
-    def work(jit):
-        layer = Scales()
-        kind = model_with_property() if how == "property" else keras.Sequential
-        model = kind([layer, keras.layers.Dense(1, kernel_initializer="ones")])
-        model.compile("sgd", "mse", jit_compile=jit)
-        steps = []
-
-        def on_batch_end(callback, batch, logs=None):
-            steps.append(batch)
-            layer.scale = 1.0 + len(steps) // 5
-
-        callback = keras.callbacks.TerminateOnNaN
-        with pytest.MonkeyPatch.context() as patch:
-            if how == "callback":
-                patch.setattr(callback, "on_batch_end", on_batch_end)
-            x = np.ones((64, 3), "float32")
-            history = model.fit(
-                x, x[:, :1], 4, shuffle=False, verbose=0, callbacks=[callback()]
-            ).history
-        return history["loss"], model.get_weights()
-
-    ((eager, captured),) = run_ranks(lambda rank: compared(work), 1)
-    np.testing.assert_allclose(captured[0], eager[0], rtol=1e-6)
-    for value, other in zip(captured[1], eager[1], strict=True):
-        np.testing.assert_allclose(value, other, rtol=1e-6)
