@@ -1,6 +1,7 @@
 """Every public function of `keras.ops` gives the values and gradients of one device.
 
-The cases marked fast, on one mesh axis; `make matrix-full` runs all of them on all meshes.
+Every other one of the cases marked fast, on one mesh axis; `make matrix-full` runs all of them on
+all meshes.
 """
 
 import pytest
@@ -15,9 +16,9 @@ def test_every_public_function_has_a_case():
 
 
 def test_values_and_gradients_are_those_of_one_device():
-    chosen = {name: [case for case in cases if case.fast] for name, cases in CASES.items()}
+    chosen = {name: [case for case in cases if case.fast][::2] for name, cases in CASES.items()}
     outcomes = over_mesh(chosen, placing.MESHES["(2,)"])
-    assert len(outcomes) > 500
+    assert len(outcomes) > 300
     assert suite.unexpected(outcomes) == {}
 
 
