@@ -1,4 +1,4 @@
-"""Where code of the user may run between two steps, the guard of a captured step compares."""
+"""Code of the user between two steps: where it may run, the guard of a captured step compares."""
 
 import keras
 import pytest

@@ -122,7 +122,7 @@ class Unrolled:
             return value
         form, dim, count = self.trace.form(value), placement.dim, _segments(placement)
         if count > 1:  # the rows of each segment are sliced
-            shape, strides = _split(form.shape, dim, count), list(form.strides)
+            shape, strides = _with_segments(form.shape, dim, count), list(form.strides)
             strides.insert(dim, form.strides[dim] * shape[dim + 1])
             form, dim = attrs.evolve(form, shape=shape, strides=tuple(strides)), dim + 1
             value = self._append(_VIEW, (value, list(shape)), form=form, memory=self._memory(value))
@@ -165,10 +165,14 @@ class Unrolled:
             dim, count = placement.dim, _segments(placement)
             if count == 1:
                 return value, self._append(_CAT, (parts, dim), form=form)
-            split = _split(form.shape, dim, count)
-            shape = (*split[: dim + 1], split[dim + 1] // self.slices, *split[dim + 2 :])
+            segmented = _with_segments(form.shape, dim, count)
+            shape = (
+                *segmented[: dim + 1],
+                segmented[dim + 1] // self.slices,
+                *segmented[dim + 2 :],
+            )
             parts = [self._viewed(part, shape) for part in parts]
-            dense = Form(split, form.dtype, form.device)
+            dense = Form(segmented, form.dtype, form.device)
             return value, self._viewed(self._append(_CAT, (parts, dim + 1), form=dense), form.shape)
         if self._new.form(parts[0]).dtype != form.dtype:
             return value, self._append(_CAST, (parts[0], form.dtype), form=form)
@@ -201,6 +205,6 @@ def _segments(placement: Shard) -> int:
     return segments_of(placement.block).count
 
 
-def _split(shape: Shape, dim: int, count: int) -> Shape:
-    """Splits a dim into its segments and the elements of one."""
+def _with_segments(shape: Shape, dim: int, count: int) -> Shape:
+    """Makes two dims of one: its segments, and the elements of a segment."""
     return (*shape[:dim], count, shape[dim] // count, *shape[dim + 1 :])
