@@ -4,7 +4,6 @@ import os
 import threading
 import time
 import warnings
-from os import getenv as env
 from threading import current_thread as thread
 from warnings import warn as tell
 
@@ -50,10 +49,6 @@ SETTINGS = {
     "warn by another name": (
         lambda: raises(UserWarning, lambda: tell("text", UserWarning, 2)),
         lambda on: warnings.simplefilter("error" if on else "ignore", UserWarning),
-    ),
-    "environment by another name": (
-        lambda: env("TEST_SETTING") == "on",
-        lambda on: os.environ.update(TEST_SETTING="on" if on else "off"),
     ),
     "thread by another name": (
         lambda: thread().name == "renamed",

@@ -7,6 +7,7 @@ import abc
 import builtins
 import decimal
 import logging
+import os
 import sys
 from collections.abc import Iterable
 from functools import partial
@@ -155,6 +156,8 @@ class _StepWalk(ObjectWalk):
         watch(abc.get_cache_token, "the classes that are registered with an ABC")
         for read, title in readers.SETTINGS:
             watch(read, title)
+        if not readers.READ_ENVIRONMENT.isdisjoint(self.user_names):
+            watch(lambda: dict(os.environ), "os.environ")
         if self.has_decimals or "Decimal" in self.user_names:
             watch(lambda: repr(decimal.getcontext()), "the context of decimal numbers")
         self._add_named(*keras_private.global_state_of(self.user_names), "Keras' global state")
