@@ -58,11 +58,18 @@ def over_the_batch(y, logits):
     return keras.ops.repeat(-keras.ops.log_softmax(mine, 0)[:, None], LENGTH, 1)
 
 
+def with_a_branch(y, logits):
+    """Reads its value on the host, as to look for NaN."""
+    loss = keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True)
+    return loss if float(keras.ops.stop_gradient(keras.ops.mean(loss))) > 0 else 2 * loss
+
+
 LOSSES = {
     "sparse": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     "ignored class": keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=1),
     "z": with_z_loss,
     "over the batch": over_the_batch,
+    "branch": with_a_branch,
 }
 
 
@@ -194,3 +201,9 @@ def test_a_loss_over_the_rows_is_not_sliced():
     (result,), expected = on_ranks((1, 1), loss="over the batch")
     check(result, expected)
     assert any(sliced == whole for whole, sliced in result[4])
+
+
+def test_a_step_that_needs_values_holds_its_outputs_whole():
+    (result,), expected = on_ranks((1, 1), loss="branch")
+    check(result, expected)
+    assert result[2] > 0

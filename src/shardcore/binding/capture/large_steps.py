@@ -6,7 +6,7 @@ would hold them whole, and its peak is that of the whole fit.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 import keras
@@ -18,21 +18,36 @@ from shardcore.binding.capture.signatures import below_autocast
 from shardcore.binding.ranks.session import Session
 from shardcore.domain.capture import LARGE_VALUE, Event, NotCaptured
 from shardcore.ports.capture import Observer, Program, RecordedSums, StepCapture, StepTrace
+from shardcore.reporting.logs import log_of
+
+logger = log_of("capture")
 
 _STEPS = ("train_step", "test_step")
 
 
-def is_large(trainer: Any, name: str, batch: object, session: Session | None) -> bool:
+class CapturedFunction(Protocol):
+    """A train or test function: `CapturedStep`."""
+
+    trainer: Any
+    name: str
+    capture: StepCapture[torch.Tensor]
+    needs_values: bool
+
+
+def is_large(captured: CapturedFunction, batch: object, session: Session | None) -> bool:
     """Tells whether an output of a model has `LARGE_VALUE` bytes on a rank, or more.
 
     Args:
-        trainer: The model. Only one whose outputs are known, as those of a functional model are,
-            and that is built with its optimizer, can be large.
-        name: The method: outputs of a step of the user, and of `predict`, are needed whole.
+        captured: The function. Only a model whose outputs are known, as those of a functional model
+            are, and that is built with its optimizer, can be large. Outputs of a step of the user,
+            and of `predict`, are needed whole.
         batch: The batch of the step.
         session: The session; None on one device.
     """
-    outputs = getattr(trainer, "outputs", None) if name in _STEPS else None
+    trainer, name = captured.trainer, captured.name
+    if captured.needs_values or name not in _STEPS:
+        return False
+    outputs = getattr(trainer, "outputs", None)
     if not outputs or not all(isinstance(output, keras.KerasTensor) for output in outputs):
         return False
     if keras_private.is_own_step(trainer, name):
@@ -71,43 +86,45 @@ class Recording:
     """A step that is recorded: eagerly, or without values and then run by a program.
 
     Args:
-        capture: Records, and makes programs.
-        trainer: The model.
+        captured: The function of the step.
         step: The step.
         tensors: The local shards of its batch.
         donated: The number of the first of them that the first results replace.
         without_values: Whether it is recorded without values.
     """
 
-    capture: StepCapture[torch.Tensor]
-    trainer: Any
+    captured: CapturedFunction
     step: Callable[[], Any]
     tensors: Sequence[torch.Tensor]
     donated: int
     without_values: bool
     _outputs: Any = attrs.field(default=None, init=False)
     _program: Program | None = attrs.field(default=None, init=False)
+    _reason: str = attrs.field(default="another rank needs values", init=False)
 
     def record(self, observer: Observer) -> StepTrace:
         """Records the step."""
         if not self.without_values:
-            self._outputs, trace = self.capture.record(
+            self._outputs, trace = self.captured.capture.record(
                 self.step, self.tensors, observer, self.donated
             )
             return trace
-        trace = self.capture.record_without_values(self.step, self.tensors, observer)
-        self.trainer.zero_grad()  # its gradients have no values
+        trace = self.captured.capture.record_without_values(self.step, self.tensors, observer)
+        self.captured.trainer.zero_grad()  # its gradients have no values
+        self._reason = trace.refusal or self._reason
         return trace
 
     def with_program(
         self, outcome: Outcome, trace: StepTrace, all_reduces: RecordedSums | None
     ) -> Outcome:
         """Makes the program that runs a step of which nothing ran yet."""
-        if not self.without_values or outcome.event in (Event.REFUSED, Event.SKIPPED):
+        if not self.without_values:
             return outcome
+        if outcome.event in (Event.REFUSED, Event.SKIPPED):
+            return Outcome(Event.SKIPPED)  # with values, the next one may be captured
         try:
             with below_autocast():
-                self._program = outcome.program or self.capture.program(
+                self._program = outcome.program or self.captured.capture.program(
                     None, trace, all_reduces=all_reduces
                 )
         except NotCaptured as refusal:
@@ -123,6 +140,9 @@ class Recording:
         if not self.without_values:
             return self._outputs
         if event in (Event.REFUSED, Event.SKIPPED):
+            self.captured.needs_values = True
+            name, model = self.captured.name, self.captured.trainer.name
+            logger.info("%s of model %r holds its outputs whole: %s", name, model, self._reason)
             return self.step()
         assert self._program is not None, "a rank whose step is refused refuses it on all"
         with below_autocast():

@@ -54,6 +54,7 @@ class CapturedStep:
     name: str
     capture: StepCapture[torch.Tensor]
     closures: Closures | None = None
+    needs_values: bool = attrs.field(default=False, init=False)  # a large step of it failed without
     _called: ObservedCalls = attrs.field(factory=ObservedCalls, init=False)
     _entries: dict[Signature, CacheEntry] = attrs.field(factory=dict, init=False)
     _reports: Reports = attrs.field(
@@ -150,12 +151,11 @@ class CapturedStep:
         return outputs
 
     def _is_wanted(self, data: object) -> bool:
-        jit_compile = self.trainer.jit_compile
+        jit = self.trainer.jit_compile
         is_main = threading.current_thread() is threading.main_thread()
         if self.trainer.run_eagerly or not is_main or self.capture.is_recording():
             return False  # a step within a step is part of it
-        is_jit = jit_compile is True or isinstance(jit_compile, keras_private.Auto)
-        return is_jit and are_plain(data)
+        return (jit is True or isinstance(jit, keras_private.Auto)) and are_plain(data)
 
     def _is_in_mode(self, session: Session | None) -> bool:
         """Refuses, on all ranks, a step in a mode of torch: a program would not call the mode."""
@@ -219,7 +219,7 @@ class CapturedStep:
             with self._called.observe() as profile:
                 donated = 0 if self.closures is None else len(local_tensors(data[0], None))
                 tensors = local_tensors(data, session)
-                recording = Recording(self.capture, self.trainer, step, tensors, donated, large)
+                recording = Recording(self, step, tensors, donated, large)
                 trace = recording.record(profile)
             reason = self._refusal(entry, trace, session)
 

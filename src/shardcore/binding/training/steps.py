@@ -207,7 +207,7 @@ class _Step:
                 rank_consistency.check_model(self.trainer, data, session)
                 rules_report.check_plan(self.trainer, session)
             batch = ahead or batches.distribute_step(data, session)
-            large = is_large(self.trainer, self.captured.name, batch, session)
+            large = is_large(self.captured, batch, session)
             run = None if large else run  # with it, the first step is eager
             sums = self.sessions.sums
             mode = sums.resume(run), batches.array_weights(data)
@@ -270,7 +270,7 @@ class _Step:
             mode=mode,
             follows=self._follows(),
             left=self._steps_left(),
-            large=is_large(self.trainer, self.captured.name, batch, None),
+            large=is_large(self.captured, batch, None),
         )
         return self._measured(self._meter(), run_step, step, batch)
 
