@@ -56,8 +56,8 @@ def load_safetensors(
     Raises:
         ArgumentProblem: If `keys` is neither a dict nor a function.
         CheckpointError: If a file is missing or damaged, or does not fit. The model has not
-            changed then. Only an error while values are read, of the disk or of a function in
-            `keys`, leaves the variables before it loaded.
+            changed then. Only after an error while values are read, of the disk or of a function
+            in `keys`, it has a part of them: load it again.
 
     Example:
         >>> folder = shardcore.save_safetensors(model, f"{directory}/hub", names)

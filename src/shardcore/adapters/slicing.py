@@ -33,7 +33,8 @@ from shardcore.ports.world import World
 
 AXIS = "slice"
 
-# They fill a tensor whose shape is an operand, by its position. It is sliced where it is read so.
+# Operators that fill a tensor, with the position of its shape among their operands. The shape is
+# that of the full tensor: a slice fills fewer rows, if the calls that read it are sliced.
 _FILLS = {
     torch.ops.aten.zeros.default: 0,
     torch.ops.aten.ones.default: 0,
@@ -59,7 +60,7 @@ def slice_calls(region: Region, trace: Trace, seed: Seed, slices: int) -> Sliced
             if operand is None or operand in layouts or not is_sliced:
                 return None
             layouts[operand] = asked.layout
-        except Exception:  # noqa: BLE001 - whatever an operator raises, it runs on all rows then
+        except Exception:  # noqa: BLE001 - it is not proven, whatever an operator raises: all rows
             return None
         else:
             # An operator that asks for its rank, as for the numbers of its rows, has other calls.

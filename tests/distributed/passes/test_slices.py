@@ -102,10 +102,12 @@ class Watch:
             yield
 
 
-def train(rank, shape, rules=(), policy="float32", rows=ROWS, length=LENGTH, **options):
+def train(
+    rank, shape, rules=(), strategy="dtensor", policy="float32", rows=ROWS, length=LENGTH, **options
+):
     """Trains under a mesh; with None, plain Keras does."""
     if shape is not None:
-        shardcore.install("dtensor")
+        shardcore.install(strategy)
     keras.config.set_dtype_policy(policy)
     if shape is not None:
         mesh = keras.distribution.DeviceMesh(shape, ("batch", "model"))
@@ -162,9 +164,11 @@ def test_a_fit_holds_slices_and_has_the_numbers_of_eager_steps(loss):
     assert all(sliced < 0.5 * whole for whole, sliced in peaks)
 
 
-@pytest.mark.parametrize(("shape", "rules"), [((2, 1), ()), ((1, 2), COLUMNS)])
-def test_on_a_mesh_no_step_runs_eagerly(shape, rules):
-    results, expected = on_ranks(shape, rules)
+@pytest.mark.parametrize(
+    ("strategy", "shape", "rules"), [("manual", (2, 1), ()), ("dtensor", (1, 2), COLUMNS)]
+)
+def test_on_a_mesh_no_step_runs_eagerly(strategy, shape, rules):
+    results, expected = on_ranks(shape, rules, strategy=strategy)
     for result in results:
         check(result, expected)
         assert result[2] == 0

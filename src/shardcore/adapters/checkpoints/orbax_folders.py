@@ -89,9 +89,9 @@ def _arrays(metadata: Path) -> dict[str, Any]:
         text = folders.read(metadata, file_format.INDEX_BYTES)
         content: Any = file_format.parse_json(text, file_format.INDEX_BYTES)
         names = [
-            [part["key"] for part in entry["key_metadata"]]
-            for entry in content["tree_metadata"].values()
-            if not entry["value_metadata"]["skip_deserialize"]  # an empty dict
+            [part["key"] for part in array["key_metadata"]]
+            for array in content["tree_metadata"].values()
+            if not array["value_metadata"]["skip_deserialize"]  # an empty dict
         ]
         opening = {
             state_tree_key(name[0], "/".join(name[1:])): tensorstore.open(

@@ -52,7 +52,8 @@ def is_large(captured: CapturedFunction, batch: object, session: Session | None)
         return False
     if keras_private.is_own_step(trainer, name):
         return False
-    # Most models: not even a batch of a million rows could be large.
+    # Most models: an output of fewer than 64 numbers for a row would need some 260,000 rows to be
+    # large. It stays whole.
     if all(_elements(output.shape, ()) * 2**20 < LARGE_VALUE for output in outputs):
         return False
     optimizer = getattr(trainer, "optimizer", None)
@@ -100,7 +101,8 @@ class Recording:
     without_values: bool
     _outputs: Any = attrs.field(default=None, init=False)
     _program: Program | None = attrs.field(default=None, init=False)
-    _reason: str = attrs.field(default="another rank needs values", init=False)
+    # Why this rank cannot run it without values; else another rank has a reason.
+    _reason: str = attrs.field(default="so does another rank", init=False)
 
     def record(self, observer: Observer) -> StepTrace:
         """Records the step."""
@@ -111,7 +113,6 @@ class Recording:
             return trace
         trace = self.captured.capture.record_without_values(self.step, self.tensors, observer)
         self.captured.trainer.zero_grad()  # its gradients have no values
-        self._reason = trace.refusal or self._reason
         return trace
 
     def with_program(
@@ -121,6 +122,7 @@ class Recording:
         if not self.without_values:
             return outcome
         if outcome.event in (Event.REFUSED, Event.SKIPPED):
+            self._reason = outcome.reason or self._reason
             return Outcome(Event.SKIPPED)  # with values, the next one may be captured
         try:
             with below_autocast():
@@ -128,7 +130,8 @@ class Recording:
                     None, trace, all_reduces=all_reduces
                 )
         except NotCaptured as refusal:
-            return Outcome(Event.REFUSED, reason=str(refusal))
+            self._reason = str(refusal)
+            return Outcome(Event.REFUSED, reason=self._reason)
         return outcome
 
     def outputs(self, event: Event) -> Any:

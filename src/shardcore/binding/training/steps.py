@@ -208,7 +208,7 @@ class _Step:
                 rules_report.check_plan(self.trainer, session)
             batch = ahead or batches.distribute_step(data, session)
             large = is_large(self.captured, batch, session)
-            run = None if large else run  # with it, the first step is eager
+            run = None if large else run  # the step that creates deferred sums is eager
             sums = self.sessions.sums
             mode = sums.resume(run), batches.array_weights(data)
 

@@ -113,15 +113,12 @@ class TraceCapture:
     def record_without_values(
         self, step: Callable[[], Any], inputs: Sequence[Any], observer: Observer
     ) -> Trace:
-        """Runs `step` without values, and records its trace; a step that fails so is refused."""
+        """Records the trace of `step`, run without values; one that needs them is refused."""
         recorder = RecorderWithoutValues(inputs, observer)
         try:
             recorder.run(step)
-        except Exception as error:  # noqa: BLE001 - the step runs eagerly then, and raises its own
-            recorder.trace.refusal = (
-                "it has large outputs, so it is recorded without values, and there it fails: "
-                f"{one_line(describe_error(error))}"
-            )
+        except Exception as error:  # noqa: BLE001 - it runs with values then: an own error comes again
+            recorder.trace.refusal = f"without values it fails ({one_line(describe_error(error))})"
         return recorder.trace
 
     @property
@@ -156,7 +153,7 @@ class TraceCapture:
         compiled: bool = False,
         all_reduces: Sequence[RecordedSum] | None = None,
     ) -> RecordedProgram:
-        """Makes the program of `trace`, if the earlier one is the same."""
+        """Makes the program of `trace`, if the earlier one is the same or there is none."""
         assert isinstance(trace, Trace)
         if earlier is None:
             literals: dict[int, torch.Tensor] = {}
