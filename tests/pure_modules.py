@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from shardcore.binding.capture.python_state.rules import PURE_MODULES
+from shardcore.binding.capture.python_state.known_modules import PURE_MODULES
 
 PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "captured.md"
 BEGIN = "<!-- pure modules: python -m tests.pure_modules -->\n"

@@ -24,6 +24,7 @@ REASONS = {
 }
 # The same of tests.
 REASONS_OF_TESTS = {
+    "distributed/capture/reads/hidden_reads.py": "one table: reads without a name",
     "distributed/capture/states/kinds.py": "one table: kinds of Python state",
     "distributed/capture/states/test_found_states.py": "one list: states that others found",
     "distributed/capture/states/surroundings.py": "one table: settings, files, clocks",

@@ -45,6 +45,7 @@ from shardcore.binding.keras_private.patches import replaced as replaced
 from shardcore.binding.keras_private.patches import wrap_calls as wrap_calls
 from shardcore.binding.keras_private.patches import wrap_layer_calls as wrap_layer_calls
 from shardcore.binding.keras_private.process import CURRENT_DISTRIBUTION as CURRENT_DISTRIBUTION
+from shardcore.binding.keras_private.process import NAMING as NAMING
 from shardcore.binding.keras_private.process import can_send as can_send
 from shardcore.binding.keras_private.process import draw_seed as draw_seed
 from shardcore.binding.keras_private.process import generator_of as generator_of

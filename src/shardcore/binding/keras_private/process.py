@@ -22,7 +22,7 @@ from keras.src.distribution import distribution_lib
 from keras.src.random import seed_generator
 from keras.src.random.seed_generator import draw_seed as draw_seed
 from keras.src.saving import object_registration
-from keras.src.utils import io_utils
+from keras.src.utils import io_utils, naming
 from keras.src.utils.rng_utils import get_random_seed as get_random_seed
 
 from shardcore.binding.keras_private.lines import find
@@ -77,6 +77,8 @@ def is_made_by_optimizer() -> bool:
     return bool(scopes) and isinstance(scopes[-1].caller, optimizers.Optimizer)
 
 
+# The module that numbers the names of objects.
+NAMING = naming.__name__
 # What Keras itself has in its global state: scopes of the call that runs, and `settings()`.
 _OWN_STATE = frozenset(
     {
@@ -91,9 +93,9 @@ _OWN_STATE = frozenset(
 
 
 def global_state_of(names: frozenset[str]) -> tuple[dict[str, Any], frozenset[str]]:
-    """The global state of Keras on this thread, and which of `names` others have set."""
+    """The global state of Keras on this thread, and which of `names` may be those of others."""
     attributes: dict[str, Any] = vars(global_state.GLOBAL_STATE_TRACKER)
-    return attributes, (names & attributes.keys()) - _OWN_STATE
+    return attributes, names - _OWN_STATE
 
 
 def settings() -> tuple[Any, ...]:

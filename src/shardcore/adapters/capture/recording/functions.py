@@ -18,6 +18,9 @@ NUMBERS = ("alpha", "value")
 # Why `x.data = value` is in no program, and what to write instead.
 REPLACES_MEMORY = ("x.data = value replaces the memory of a tensor", "write x.data.copy_(value)")
 
+# The most members of a list that are looked at; a longer one may hold anything.
+_MOST_MEMBERS = 100
+
 _SEED_BITS = 0xFFFFFFFF
 
 # Ask for the form of a tensor, not for its values: Keras calls these hundreds of times in a step.
@@ -125,14 +128,23 @@ def _sets_data(func: Any) -> bool:
 
 def _may_call_back(func: Any, types: Any, args: Args, kwargs: Kwargs) -> bool:
     """Finds functions of torch that may call those of the user: hooks or operands."""
-    if func is torch.Tensor.backward or any(map(callable, (*args, *kwargs.values()))):
+    operands = (*args, *kwargs.values())
+    if func is torch.Tensor.backward or any(map(callable, operands)):
         return True
-    return not all(map(_is_of_torch, types))
+    return not (all(map(_is_of_c, types)) and all(map(_runs_no_python, operands)))
+
+
+def _runs_no_python(operand: Any) -> bool:
+    """Tells whether torch can read an operand without a method of the user's: `__array__`."""
+    kind: Any = type(operand)  # a class is hashable, which mypy does not know
+    if kind is not list and kind is not tuple:
+        return _is_of_c(kind)
+    return len(operand) <= _MOST_MEMBERS and all(map(_runs_no_python, operand))
 
 
 @cache
-def _is_of_torch(kind: type) -> bool:
-    return kind.__module__.startswith(("torch", "shardcore"))
+def _is_of_c(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in ("builtins", "numpy", "torch", "shardcore")
 
 
 def _is_checked(tensor: Any, num_classes: int = -1) -> bool:

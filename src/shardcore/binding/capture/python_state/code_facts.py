@@ -14,7 +14,13 @@ from typing import Any, TypeAlias, TypeGuard
 
 import attrs
 
-from shardcore.binding.capture.python_state import rules
+from shardcore.binding.capture.python_state.known_modules import (
+    LIBRARIES,
+    is_effect,
+    is_library,
+    is_pure,
+    is_standard,
+)
 
 # Code that has no file: of modules that Python contains, and methods that attrs makes.
 _GENERATED = re.compile(r"<(?:frozen|attrs generated \w+) ([\w.]+)>")
@@ -39,6 +45,8 @@ OF_FUNCTIONS = frozenset(
     }
 )
 OF_CLOSURES = frozenset({"__closure__", "cell_contents", "getclosurevars"})
+# Names of what makes a text of any object.
+_TEXTS = frozenset({"str", "repr", "ascii", "format", "format_map", "join", "print", "__repr__"})
 # Functions that ask for an attribute which may not be there.
 PROBES = frozenset({"getattr", "hasattr", "vars", "__dict__"})
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
@@ -61,7 +69,7 @@ def is_known(code: object) -> bool:
     if not is_python(code):
         return True
     module = module_of(code)
-    return rules.is_library(module) or (rules.is_pure(module) and code.co_name != "<lambda>")
+    return is_library(module) or (is_pure(module) and code.co_name != "<lambda>")
 
 
 def is_trusted(code: object) -> bool:
@@ -69,7 +77,7 @@ def is_trusted(code: object) -> bool:
     if not is_python(code):
         return True
     module = module_of(code)
-    return rules.is_library(module) or rules.is_effect(module) or is_module_body(code)
+    return is_library(module) or is_effect(module) or is_module_body(code)
 
 
 def is_users(code: object) -> bool:
@@ -77,7 +85,7 @@ def is_users(code: object) -> bool:
     if not is_python(code):
         return False
     module = module_of(code)
-    return not rules.is_standard(module) and not rules.is_library(module)
+    return not is_standard(module) and not is_library(module)
 
 
 def is_python(function: object) -> TypeGuard[CodeType]:
@@ -95,7 +103,7 @@ def is_module_body(code: object) -> bool:
 
 def _library_with(file: str) -> str:
     # A module may take its own place in `sys.modules`, as `torch._VF` does.
-    for name in rules.LIBRARIES:
+    for name in LIBRARIES:
         module = sys.modules.get(name)
         folder = os.path.dirname(getattr(module, "__file__", None) or "")
         if folder and file.startswith(folder + os.sep):
@@ -125,6 +133,7 @@ class Names:
         passed_variables: Those that may be passed on: others are called where they are loaded.
         passed_attributes: Likewise.
         modules: Names of modules that it imports.
+        makes_text: Whether it may turn objects into text, which has their names.
         are_complete: Whether all other names are seen while they are looked up: by calls of
             `getattr` and `hasattr`, see `noted_lookups`.
         location: The function and its line, for messages.
@@ -135,6 +144,7 @@ class Names:
     passed_variables: frozenset[str]
     passed_attributes: frozenset[str]
     modules: frozenset[str]
+    makes_text: bool
     are_complete: bool
     location: str
 
@@ -166,6 +176,7 @@ class Names:
             frozenset(passed | strings),
             frozenset({step.argval for step in loads if step.opname not in _VARIABLES} | strings),
             frozenset(modules),
+            bool(_TEXTS & attributes) or any(map(_makes_text, instructions)),
             not attributes & _ALL and _are_called(instructions),
             f"{code.co_qualname} ({code.co_filename}:{code.co_firstlineno})",
         )
@@ -179,6 +190,11 @@ def _strings(constants: tuple[object, ...]) -> Iterator[str]:
                 yield from _IDENTIFIER.findall(constant)
         elif isinstance(constant, tuple | frozenset):
             yield from _strings(tuple(constant))
+
+
+def _makes_text(step: dis.Instruction) -> bool:
+    is_remainder = step.opname == "BINARY_OP" and step.argrepr in ("%", "%=")  # "%s" % value
+    return is_remainder or step.opname.startswith(("FORMAT_", "CONVERT_VALUE"))
 
 
 def _loads_value(step: dis.Instruction) -> bool:

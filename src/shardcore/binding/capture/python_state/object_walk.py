@@ -18,7 +18,8 @@ import keras
 import torch
 
 from shardcore.binding import keras_private
-from shardcore.binding.capture.python_state import objects, readers, rules
+from shardcore.binding.capture.python_state import code_facts, objects, readers
+from shardcore.binding.capture.python_state.known_modules import is_library, is_standard
 from shardcore.binding.capture.python_state.objects import attributes_of, is_of, namespace_reader
 from shardcore.binding.capture.python_state.observed import ObservedCalls
 from shardcore.binding.capture.python_state.watched import WatchedValues
@@ -28,6 +29,9 @@ from shardcore.domain.capture import NotCaptured
 # The most objects that one guard compares: more take longer than the step.
 _MOST_OBJECTS = 300_000
 _IMMUTABLE = (tuple, frozenset)
+_METHODS = (FunctionType, staticmethod, classmethod)  # of a class; `__new__` is the second
+# The methods by which layers, metrics, optimizers and modules compute.
+_COMPUTE = frozenset({"call", "__call__", "forward", "update_state", "result", "update_step"})
 _READERS = frozenset({"__get__", "__getattribute__"})  # by a name that no code has
 _BASES = attrgetter("__bases__", "__mro__")
 _FACTORY: Any = vars(defaultdict)["default_factory"]
@@ -60,9 +64,13 @@ class ObjectWalk(abc.ABC):
     user_names: frozenset[str] = attrs.field(init=False)
     passed_variables: frozenset[str] = attrs.field(init=False)
     passed_attributes: frozenset[str] = attrs.field(init=False)
+    # Whether the user's code may read the names of functions and classes, also as text.
+    shows_names: bool = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.user_names = self.called.user_names()
+        of_functions = not self.user_names.isdisjoint(code_facts.OF_FUNCTIONS)
+        self.shows_names = of_functions or self.called.makes_text()
         self.passed_variables, self.passed_attributes = self.called.passed_names()
 
     def _visit(self, value: Any, name: str) -> None:  # noqa: C901 - a case for each kind
@@ -84,7 +92,8 @@ class ObjectWalk(abc.ABC):
         elif is_of(value, ModuleType):
             self._add_module(value)
         elif keras_private.is_bookkeeping(value) or objects.is_immutable(kind):
-            return
+            for part in objects.wrapped(value):  # the `tzinfo` of a time may be the user's
+                self._add(part, name)
         elif kind.__module__.startswith("shardcore."):
             return  # its state belongs to a distribution, which a signature names
         elif is_of(value, keras.Variable):
@@ -139,7 +148,7 @@ class ObjectWalk(abc.ABC):
                 "the module that it was made of"
             )
         if kind.__module__.startswith("tensorflow") or objects.has_unknown_state(kind):
-            if rules.is_library(kind.__module__) and not kind.__module__.startswith("tensorflow"):
+            if is_library(kind.__module__) and not kind.__module__.startswith("tensorflow"):
                 return
             raise NotCaptured(
                 f"it reads {name}, which is {objects.kind_name(kind)}, whose content cannot be "
@@ -162,7 +171,7 @@ class ObjectWalk(abc.ABC):
         copy = readers.content_of(value, name, self.budget)
         if copy is not None:
             self.watched.add_content(copy, name)
-        readers.state_in_c(value, name, self.watched)
+        readers.state_in_c(value, name, self.watched, shows_names=self.shows_names)
         if is_of(value, objects.CACHED):
             self._add_cache(value, name)
         if is_of(value, logging.Logger):
@@ -172,14 +181,6 @@ class ObjectWalk(abc.ABC):
             self._add_container(value, name)
         for part in objects.wrapped(value):
             self._add(part, name)
-
-    def _add_cache(self, cached: Any, name: str) -> None:
-        """Adds the values that a cache keeps; its function may have run before the first step."""
-        function, *values = objects.cached_values(cached)
-        self._add(function, name)
-        self._add_cached_function(function)
-        for value in values:
-            self._add(value, name)
 
     def _add_container(self, container: Any, name: str) -> None:
         if container is sys.modules:
@@ -206,15 +207,15 @@ class ObjectWalk(abc.ABC):
     def _add_object(self, owner: Any, name: str) -> None:
         """Adds the attributes and slots of an object that count, and those of its classes."""
         kind: Any = type(owner)
-        is_library = rules.is_library(kind.__module__)
+        is_of_library = is_library(kind.__module__)
         attributes = attributes_of(owner)
         if is_of(owner, threading.local):
             attributes = threading.local.__getattribute__(owner, "__dict__")
         if attributes is not None:
             title = readers.title_of(owner, attributes, name)
-            self._add_attributes(attributes, title, is_library)
+            self._add_attributes(attributes, title, is_of_library)
             self.watched.add_class(owner, title)
-            if not is_library:
+            if not is_of_library:
                 self.watched.add_namespace(namespace_reader(owner), title)
         for key, slot in objects.slots_of(kind):
             if self._is_relevant(key):
@@ -250,6 +251,8 @@ class ObjectWalk(abc.ABC):
             else:
                 self._add(value, f"attribute {key!r} of {title}")
         self.watched.add_attributes(attributes, tuple(keys), title)
+        if self.names is None and not is_library:  # code may iterate over them
+            self.watched.add_content(partial(list, attributes), f"the order of {title}")
         if keras_private.RUNS_NOTED.isdisjoint(attributes):
             noun = "new attributes" if is_library else "attributes"
             self.watched.add_size(attributes, f"{noun} of {title}", is_new_attribute=is_library)
@@ -259,19 +262,24 @@ class ObjectWalk(abc.ABC):
 
     def _add_class(self, kind: type) -> None:
         self.called.check_class(kind)
-        if rules.is_library(kind.__module__) or rules.is_standard(kind.__module__):
+        space, module = vars(kind), kind.__module__
+        if is_library(module) or is_standard(module):
+            # Methods that programs replace, and those that the user's code reaches by `super()`.
+            named = tuple((self.user_names | _COMPUTE) & space.keys())
+            self.watched.add_attributes(space, named, f"class {kind.__qualname__}")
             return
-        space = vars(kind)
         entries = [
             (key, value)
             for key, value in space.items()
-            if not key.startswith("__") or isinstance(value, FunctionType) or key in self.user_names
+            if not key.startswith("__") or is_of(value, *_METHODS) or key in self.user_names
         ]
         title = f"class {kind.__qualname__}"
-        if self.user_names & {"__name__", "__qualname__"}:
+        if self.shows_names:
             self.watched.add_content(partial(readers.class_name, kind), f"the name of {title}")
         self.watched.add_attributes(space, tuple(key for key, _ in entries), title)
         self.watched.add_size(space, f"attributes of {title}")
+        if "__dataclass_fields__" in space:
+            self.watched.add_container(space["__dataclass_fields__"], f"the fields of {title}")
         for key, value in entries:
             if self._is_relevant(key) or key.startswith("__"):
                 self._add(value, f"{key!r} of {title}")
@@ -287,5 +295,5 @@ class ObjectWalk(abc.ABC):
         """Adds what the user's code reads of a module."""
 
     @abc.abstractmethod
-    def _add_cached_function(self, function: Any) -> None:
-        """Adds what the function of a cache reads, which may have run before all steps."""
+    def _add_cache(self, cached: Any, name: str) -> None:
+        """Adds the values that a cache keeps, and what its function reads."""

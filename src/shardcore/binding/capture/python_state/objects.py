@@ -1,5 +1,6 @@
 """Looks at objects without running code of their classes: no `__getattr__`, no property."""
 
+import datetime
 import decimal
 import gc
 import logging
@@ -11,7 +12,7 @@ import types
 import weakref
 from array import array
 from collections import OrderedDict, defaultdict, deque, namedtuple
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from functools import cache, lru_cache, partial
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -45,6 +46,7 @@ _IMMUTABLE = (
     *(type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor)),
     type(vars(namedtuple("Pair", "first second"))["first"]),
 )
+_PARTS_OF_SUPER = tuple(vars(super)[name] for name in ("__self__", "__thisclass__"))
 FUNCTIONS_OF_C = (
     *(types.BuiltinFunctionType, types.MethodDescriptorType, types.ClassMethodDescriptorType),
     *(types.MethodWrapperType, types.WrapperDescriptorType),
@@ -225,27 +227,40 @@ def is_of_c(kind: Any) -> bool:
 
 
 def wrapped(value: Any) -> tuple[Any, ...]:
-    """Lists the functions and objects in a method, a property or a partial function."""
-    if is_of(value, types.MethodType):
-        return value.__func__, value.__self__
-    if is_of(value, staticmethod, classmethod):
-        return (value.__func__,)
-    if is_of(value, property):
-        return value.fget, value.fset
-    if is_of(value, partial):
-        return value.func, value.args, value.keywords
-    if is_of(value, types.BuiltinFunctionType):
-        owner = value.__self__
-        return () if is_of(owner, types.ModuleType, type) else (owner,)
-    if is_of(value, types.MethodWrapperType):
-        return (value.__self__,)
-    if is_of(value, BaseException):
-        return value.args, value.__cause__, value.__context__
-    if is_of(value, np.flatiter):
-        return (value.base,)
-    if is_of(value, *VIEWS, memoryview):
-        return tuple(gc.get_referents(value))
-    return ()
+    """Lists the functions and objects in a method, a property, a partial function or the like.
+
+    Example:
+        >>> wrapped(partial(max, 1, key=len))
+        (<built-in function max>, (1,), {'key': <built-in function len>})
+    """
+    kinds = type(value).__mro__
+    return next((list_parts(value) for kind, list_parts in _PARTS if kind in kinds), ())
+
+
+def _referents_of(value: Any) -> tuple[Any, ...]:
+    return tuple(gc.get_referents(value))
+
+
+def _owner_of(function: types.BuiltinFunctionType) -> tuple[Any, ...]:
+    owner = function.__self__
+    return () if is_of(owner, types.ModuleType, type) else (owner,)
+
+
+_PARTS: tuple[tuple[type, Callable[[Any], tuple[Any, ...]]], ...] = (
+    (types.MethodType, attrgetter("__func__", "__self__")),
+    (staticmethod, lambda method: (method.__func__,)),
+    (classmethod, lambda method: (method.__func__,)),
+    (property, attrgetter("fget", "fset")),
+    (partial, attrgetter("func", "args", "keywords")),
+    (types.BuiltinFunctionType, _owner_of),
+    (types.MethodWrapperType, lambda method: (method.__self__,)),
+    (BaseException, attrgetter("args", "__cause__", "__context__")),
+    (super, lambda value: tuple(part.__get__(value) for part in _PARTS_OF_SUPER)),
+    (datetime.datetime, lambda moment: (moment.tzinfo,)),
+    (datetime.time, lambda moment: (moment.tzinfo,)),
+    (np.flatiter, lambda iterator: (iterator.base,)),
+    *((kind, _referents_of) for kind in (*VIEWS, memoryview, types.CellType)),
+)
 
 
 def cached_values(function: Any) -> Iterator[Any]:

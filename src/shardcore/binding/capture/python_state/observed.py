@@ -98,9 +98,9 @@ class ObservedCalls:
         """Looks up the code among that of all steps."""
         return id(code) in self._codes
 
-    def has_called_module(self, name: str) -> bool:
-        """Looks for any function of the module `name`."""
-        return any(code_facts.module_of(code) == name for code in self._codes.values())
+    def modules_called(self) -> frozenset[str]:
+        """Collects the modules whose functions were called."""
+        return frozenset(map(code_facts.module_of, self._codes.values()))
 
     def users(self) -> list[CodeType]:
         """Lists the code that is read: the user's, and that of unknown modules."""
@@ -116,12 +116,26 @@ class ObservedCalls:
             self._known_names[code] = code_facts.Names.of(code)
         return self._known_names[code]
 
+    def makes_text(self) -> bool:
+        """Tells whether the user's code may turn functions, classes and locks into text."""
+        return any(self.names_of(code).makes_text for code in self.users())
+
+    def called_of(self, module: str) -> frozenset[str]:
+        """Collects the functions of a Python module that the user's code may have called."""
+        called = filter(code_facts.is_python, self._called_outside.values())
+        return frozenset(code.co_name for code in called if code_facts.module_of(code) == module)
+
     def check_calls(self) -> None:
-        """Checks that no function of C reads what cannot be seen.
+        """Checks that the user's code and functions of C read nothing that cannot be seen.
 
         Raises:
             NotCaptured: If one may.
         """
+        for names in map(self.names_of, self.users()):
+            for name in sorted(names.attributes & rules.REFUSED_ATTRIBUTES):
+                raise NotCaptured(
+                    f"{names.location} reads {name}, which no guard compares: {rules.remedy(name)}"
+                )
         # Functions of Python first: they have better names than those of C that they call.
         for code in sorted(self._called_outside.values(), key=lambda code: isinstance(code, str)):
             if isinstance(code, str):

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from operator import attrgetter
+from types import CellType
 from typing import Any
 
 import attrs
@@ -41,6 +42,8 @@ SETTINGS: tuple[tuple[Callable[[], object], str], ...] = (
 # The names by which code reads the environment. It is compared for such code alone: Inductor and
 # other libraries set variables between steps.
 READ_ENVIRONMENT = frozenset({"environ", "getenv", "get_exec_path", "getenvb"})
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
+_DOCUMENTATION: Any = vars(property)["__doc__"]
 _PARTS_OF_ARRAY = (np.ndarray.shape, np.ndarray.dtype, np.ndarray.strides)
 # The most bytes of arrays and the like that one guard compares before each step.
 MOST_BYTES = 8 * 2**20
@@ -135,12 +138,25 @@ def _entries(container: dict[Any, Any]) -> list[Any]:
     return [*dict.keys(container), *dict.values(container)]
 
 
-def state_in_c(value: Any, name: str, watched: WatchedValues) -> None:
-    """Adds to `watched` what an object of C has that is no attribute in its `__dict__`."""
+def state_in_c(value: Any, name: str, watched: WatchedValues, *, shows_names: bool) -> None:
+    """Adds to `watched` what an object of C has that is no attribute in its `__dict__`.
+
+    Args:
+        value: The object.
+        name: What it is, for messages.
+        watched: Gets what is compared.
+        shows_names: Whether code may read the object as text.
+    """
     if is_of(value, BaseException):
         watched.add_results(partial(_parts_of_exception, value), name)
     if is_of(value, torch.Generator):
         watched.add_content(value.initial_seed, f"the seed of {name}")
+    if is_of(value, CellType):
+        watched.add_result(partial(CELL_CONTENTS, value), name)
+    if shows_names and is_of(value, *_LOCKS):
+        watched.add_content(partial(repr, value), f"the state of {name}")
+    if shows_names and is_of(value, property):
+        watched.add_result(partial(_DOCUMENTATION.__get__, value), f"the docstring of {name}")
     if is_of(value, np.flatiter):
         watched.add_content(partial(getattr, value, "index"), f"the index of {name}")
 

@@ -1,100 +1,31 @@
-"""The rule of captured steps: which code is known to read nothing that a guard does not see.
+"""The rule of captured steps: which functions are known to read nothing that a guard does not see.
 
-Python code outside these tables is read as the user's. C code outside them is refused (ADR 55).
+Python code of modules that are not known is read as the user's. C code outside these tables is
+refused (ADR 55).
 """
 
 import re
-import sys
-from collections.abc import Mapping
-from types import MappingProxyType
 
-# Libraries whose code reads, between steps, only what guards and signatures compare.
-LIBRARIES: Mapping[str, str] = MappingProxyType(
-    {
-        "absl.logging": "writes messages, as keras-hub's layers do: an effect",
-        "attr": "makes classes",
-        "attrs": "makes classes",
-        "keras": "its settings and attributes are compared",
-        "ml_dtypes": "number types",
-        "numpy": "arrays are compared; its global generator too",
-        "optree": "maps nests",
-        "shardcore": "its state belongs to a distribution, which a signature names",
-        "tensorflow": "Keras' preprocessing asks it whether it is building a graph",
-        "torch": "its modes belong to a signature; its generators are recorded",
-        "typing_extensions": "types",
-    }
-)
+from shardcore.binding.capture.python_state.known_modules import is_library
 
-# Modules of the standard library whose results depend on their operands only.
-PURE_MODULES: Mapping[str, str] = MappingProxyType(
-    {
-        "__future__": "names of features",
-        "_collections_abc": "mixins of containers",
-        "_py_abc": "registered classes",
-        "_weakrefset": "sets of weak references",
-        "abc": "registered classes",
-        "ast": "reads source text that it is given",
-        "base64": "bytes to bytes",
-        "bisect": "searches a list",
-        "codecs": "text to bytes",
-        "collections": "containers",
-        "colorsys": "numbers to numbers",
-        "contextlib": "calls what it is given",
-        "copy": "reads all attributes of what it is given",
-        "copyreg": "reads the class of what it is given",
-        "dataclasses": "reads all attributes of what it is given",
-        "enum": "members are compared",
-        "encodings": "text to bytes",
-        "fractions": "numbers",
-        "functools": "calls what it is given; caches are compared",
-        "genericpath": "text of paths; its questions to the file system are refused by name",
-        "heapq": "orders a list",
-        "importlib": "runs once for a module",
-        "inspect": "reads signatures and classes",
-        "json": "text to values",
-        "keyword": "words of Python",
-        "linecache": "lines for messages",
-        "logging": "writes messages: an effect; levels are compared",
-        "numbers": "abstract numbers",
-        "operator": "calls what it is given",
-        "posixpath": "text of paths; its questions to the file system are refused by name",
-        "os": "text of paths; the environment is compared; calls of the system are refused by name",
-        "pprint": "values to text",
-        "re": "matches text",
-        "reprlib": "values to text",
-        "sre_compile": "patterns",
-        "sre_parse": "patterns",
-        "statistics": "numbers",
-        "string": "text",
-        "struct": "bytes",
-        "textwrap": "text",
-        "threading": "locks, and the current thread, on which all steps run",
-        "token": "words of Python",
-        "tokenize": "words of Python",
-        "traceback": "text for messages",
-        "types": "classes",
-        "typing": "types",
-        "warnings": "writes messages: an effect",
-        "weakref": "what it refers to is compared",
-        "zipimport": "runs once for a module",
-    }
-)
-
-# Modules whose calls of C are effects, or happen once.
-EFFECTS = frozenset({"importlib", "linecache", "logging", "threading", "traceback", "warnings"})
-
+# No profile has what another thread does for the step.
+_OTHER_THREADS = ("Thread.start", "Thread.join", "Condition.wait", "Event.wait")
+_OF_INSPECT = ("stack", "currentframe", "trace", "getmembers", "get_annotations")
 # Functions of Python, by module and name, that read or set what no guard sees.
 REFUSED_FUNCTIONS = frozenset(
     {
-        *("importlib.import_module", "importlib.reload"),
-        *(f"inspect.{name}" for name in ("stack", "currentframe", "trace", "getmembers")),
+        *("importlib.import_module", "importlib.reload", "typing.get_type_hints"),
+        *(f"inspect.{name}" for name in _OF_INSPECT),
         *(f"linecache.{name}" for name in ("getline", "getlines")),
         *(f"numpy.{name}" for name in ("load", "loadtxt", "genfromtxt", "fromregex")),
         *(f"numpy.{name}" for name in ("get_printoptions", "geterr", "geterrcall", "getbufsize")),
         *("torch.is_warn_always_enabled", "torch.get_deterministic_debug_mode"),
+        "torch.check_sparse_tensor_invariants.is_enabled",
         *(f"torch.set_default_{name}" for name in ("dtype", "device", "tensor_type")),
         *("torch.get_printoptions", "torch.get_default_device", "torch.get_file_path"),
-        *(f"threading.{name}" for name in ("active_count", "enumerate")),
+        *(f"threading.{name}" for name in ("active_count", "enumerate", *_OTHER_THREADS)),
+        *("concurrent.Future.result", "concurrent.Executor.map", "queue.Queue.get"),
+        *(f"traceback.{name}" for name in ("format_exc", "format_stack", "extract_stack")),
         *("torch.load", "torch.hub.load", "torch.seed", "torch.initial_seed"),
         *("torch.get_rng_state", "random.Random.getstate", "torch.get_sharing_strategy"),
         *(f"absl.logging.level_{level}" for level in ("debug", "info", "warning", "error")),
@@ -112,7 +43,10 @@ REFUSED_FUNCTIONS = frozenset(
 
 # Libraries call these too, where the profile does not know the caller.
 USED_BY_LIBRARIES = frozenset(
-    {"torch.get_rng_state", "random.Random.getstate", "logging.getLevelName"}
+    {
+        *("torch.get_rng_state", "random.Random.getstate", "logging.getLevelName"),
+        *("inspect.get_annotations", "typing.get_type_hints"),
+    }
 )
 
 _CLOCKS = ("time", "monotonic", "perf_counter", "process_time", "thread_time")
@@ -134,12 +68,23 @@ _CHANGING = frozenset(
             "gc.isenabled",
             "gc.get_count",
         ),
-        "_thread.stack_size",
+        *("_thread.stack_size", "_weakref.getweakrefcount", "_weakref.getweakrefs"),
+        *("sys.exc_info", "sys.exception", "sys.getsizeof"),
         *("gc.get_threshold", "gc.get_stats", "sys.getrefcount", "sys.get_int_max_str_digits"),
     }
 )
 
 _CHANGING_METHODS = frozenset({("get_state", "numpy.random.mtrand.RandomState")})
+
+# Attributes by which code reads what no guard compares: of frames, tracebacks and classes, and of
+# the memory of tensors. A name in code may be that of any object.
+REFUSED_ATTRIBUTES = frozenset(
+    {
+        *("__traceback__", "tb_frame", "f_back", "f_locals", "gi_frame", "cr_frame", "ag_frame"),
+        *("__abstractmethods__", "__annotations__", "__weakref__"),
+        *("is_shared", "storage_offset", "untyped_storage"),
+    }
+)
 
 # Modules of C whose functions depend on their operands, or change nothing that a step reads.
 _C_MODULES = frozenset(
@@ -149,16 +94,15 @@ _C_MODULES = frozenset(
         *("_thread", "_typing", "_warnings", "_weakref", "binascii", "builtins", "cmath"),
         *("collections", "functools", "itertools", "marshal", "math", "ml_dtypes", "numpy"),
         *("operator", "optree", "re", "torch", "types", "typing", "unicodedata", "zlib"),
-        *("_tracemalloc", "_datetime", "datetime", "_ast", "_symtable", "_decimal", "_weakrefset"),
-        *("tensorflow", "copyreg", "array", "faulthandler", "_scproxy", "shardcore"),
+        *("_datetime", "datetime", "_ast", "_symtable", "_decimal", "_weakrefset"),
+        *("tensorflow", "copyreg", "array", "_scproxy", "shardcore"),
     }
 )
 _C_FUNCTIONS = frozenset(
     {
         *("posix.fspath", "gc.collect", "gc.disable", "gc.enable", "posix.getpid"),
-        *(f"sys.{name}" for name in ("audit", "exc_info", "getsizeof")),
-        *(f"sys.{name}" for name in ("intern", "is_finalizing", "setprofile", "settrace")),
-        *("gc.get_referents", "gc.is_tracked", "gc.freeze", "sys._is_gil_enabled", "sys.exception"),
+        *(f"sys.{name}" for name in ("audit", "intern", "is_finalizing", "setprofile", "settrace")),
+        *("gc.get_referents", "gc.is_tracked", "gc.freeze", "sys._is_gil_enabled"),
     }
 )
 # Types of C with a module in their name, whose methods read what the object itself holds. A file
@@ -170,6 +114,8 @@ _C_TYPES = re.compile(
     r"|_functools\.|contextvars\.|_operator\.|_lsprof\."
     r"|uuid\.|zoneinfo\.|ipaddress\.|pathlib\.|inspect\.|fractions\."
 )
+_ASKS_TORCH = re.compile(r"torch\.\w+\._(?:is|get|check)_")  # privately
+_SETTINGS = re.compile(rf"<built-in method (?:sys\.|gc\.|_weakref\.getweak|{_ASKS_TORCH.pattern})")
 # Methods of locks that return whether one is held. A `with` block calls neither.
 _ASK_LOCKS = frozenset({"locked", "acquire"})
 _WRITES = frozenset({"write", "flush", "writelines", "isatty", "fileno"})
@@ -186,7 +132,7 @@ def is_setting(function: str) -> bool:
     """
     of_type = _OF_TYPE.match(function)
     is_of_lock = of_type is not None and of_type.group(1) in _ASK_LOCKS
-    return is_of_lock or function.startswith(("<built-in method sys.", "<built-in method gc."))
+    return is_of_lock or bool(_SETTINGS.match(function))
 
 
 def bare_name(function: str) -> str:
@@ -198,31 +144,6 @@ def bare_name(function: str) -> str:
     """
     of_type = _OF_TYPE.match(function)
     return of_type.group(1) if of_type else function.rstrip(">").rpartition(".")[2]
-
-
-def is_library(module: str) -> bool:
-    """Looks up a module, or the top package of it, in `LIBRARIES`.
-
-    Example:
-        >>> is_library("torch.nn"), is_library("absl.logging"), is_library("absl.flags")
-        (True, True, False)
-    """
-    return module.partition(".")[0] in LIBRARIES or module in LIBRARIES
-
-
-def is_standard(module: str) -> bool:
-    """Asks Python, by the top package."""
-    return module.partition(".")[0] in sys.stdlib_module_names
-
-
-def is_pure(module: str) -> bool:
-    """Looks up the top package of a module in `PURE_MODULES`."""
-    return module.partition(".")[0] in PURE_MODULES
-
-
-def is_effect(module: str) -> bool:
-    """Looks up the top package of a module in `EFFECTS`."""
-    return module.partition(".")[0] in EFFECTS
 
 
 def why_unknown(function: str) -> str:
@@ -261,7 +182,7 @@ def why_unknown(function: str) -> str:
             f"calls {name}(), which may run any code (dataclass and namedtuple call it: define "
             "such classes outside of the step)"
         )
-    if name in _CHANGING:
+    if name in _CHANGING or _ASKS_TORCH.match(name):
         return f"calls {name}(), which may return something else in each step"
     module = name.rpartition(".")[0]
     if bound or not module or module.partition(".")[0] in _C_MODULES or name in _C_FUNCTIONS:
