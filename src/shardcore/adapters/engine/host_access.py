@@ -8,7 +8,7 @@ import contextlib
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from types import ModuleType
 from typing import Any
@@ -259,11 +259,7 @@ def _replace(calls: dict[Callable[..., Any], Callable[..., Any]], undo: ExitStac
     replacements = {
         id(original): _with_original(original, call) for original, call in calls.items()
     }
-    for name, module in list(sys.modules.items()):
-        # Other kinds of modules load what is asked for. Of torch `to_dlpack` and `fully_shard` are
-        # where users import them from; other libraries have thousands of modules without them.
-        if type(module) is not ModuleType or not _may_have_imported(name, module):
-            continue
+    for module in _modules_of_users():
         if replacements.keys().isdisjoint(map(id, vars(module).values())):
             continue
         for key, value in list(vars(module).items()):
@@ -280,10 +276,25 @@ def _with_original(original: Callable[..., Any], call: Callable[..., Any]) -> Ca
     return replacement
 
 
-def _may_have_imported(name: str, module: ModuleType) -> bool:
-    if name in _MODULES_OF_TORCH:
-        return True
-    if name.partition(".")[0] in sys.stdlib_module_names or name == __name__:
+def _modules_of_users() -> Iterator[ModuleType]:
+    """Yields the modules that may have imported a function of torch for a user.
+
+    Of torch these are where users import the functions from; other libraries have thousands of
+    modules without them. Other kinds of modules load what is asked for.
+    """
+    is_users: dict[str, bool] = {}  # by the name of a top package
+    for name, module in list(sys.modules.items()):
+        top = name.partition(".")[0]
+        if top not in is_users:
+            is_users[top] = _is_of_user(top)
+        if (is_users[top] or name in _MODULES_OF_TORCH) and type(module) is ModuleType:
+            yield module
+
+
+def _is_of_user(package: str) -> bool:
+    if package in sys.stdlib_module_names or package == __name__.partition(".")[0]:
         return False
-    file = getattr(module, "__file__", None) or ""
+    module = sys.modules.get(package)
+    # Looked up in the dict: a module may import others when it is asked for an attribute.
+    file = str(vars(module).get("__file__")) if isinstance(module, ModuleType) else ""
     return "site-packages" not in file and "dist-packages" not in file

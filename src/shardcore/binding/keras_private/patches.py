@@ -7,7 +7,7 @@ import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import wraps
+from functools import lru_cache, wraps
 from itertools import takewhile
 from types import FunctionType, ModuleType
 from typing import Any, TypeVar
@@ -249,6 +249,11 @@ def _holder(patch: Patch) -> tuple[Any, str]:
 
 
 def _importers(original: Original) -> list[ModuleType]:
-    names = [name for name in list(sys.modules) if name.startswith("keras")]  # of thousands
-    modules = [sys.modules[name] for name in names if name.partition(".")[0] == "keras"]
+    modules = _modules_of_keras(len(sys.modules))
     return [module for module in modules if vars(module).get(original.__name__) is original]
+
+
+@lru_cache(maxsize=1)
+def _modules_of_keras(_loaded: int) -> list[ModuleType]:
+    names = [name for name in list(sys.modules) if name.startswith("keras")]  # of thousands
+    return [sys.modules[name] for name in names if name.partition(".")[0] == "keras"]
