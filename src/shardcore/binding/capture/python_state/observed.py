@@ -125,6 +125,17 @@ class ObservedCalls:
         called = filter(code_facts.is_python, self._called_outside.values())
         return frozenset(code.co_name for code in called if code_facts.module_of(code) == module)
 
+    def makes_objects(self) -> bool:
+        """Tells whether the user's code may have made objects of classes of a library."""
+        names = self.user_names()
+        called = filter(code_facts.is_python, self._called_outside.values())
+        made = [code for code in called if code.co_name in ("__init__", "__new__")]
+        return any(
+            code in self._called_by_users or code.co_qualname.rpartition(".")[0] in names
+            for code in made
+            if code_facts.is_known(code)
+        )
+
     def check_calls(self) -> None:
         """Checks that the user's code and functions of C read nothing that cannot be seen.
 

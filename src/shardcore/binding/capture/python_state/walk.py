@@ -112,7 +112,8 @@ class _StepWalk(CodeWalk):
         Raises:
             NotCaptured: If it may: each run makes another number for the name.
         """
-        if keras_private.NAMING in self.called.modules_called() and "name" in self.user_names:
+        are_numbered = keras_private.NAMING in self.called.modules_called()
+        if are_numbered and "name" in self.user_names and self.called.makes_objects():
             raise NotCaptured(
                 "it makes an object of Keras, whose name has another number in each step, and "
                 "reads names: make the object outside of the step"
