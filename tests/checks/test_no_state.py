@@ -64,7 +64,7 @@ ALLOWED = {
             f"binding/capture/python_state/objects.py: cache of {name}"
             for name in (
                 *("_dict_descriptor", "has_unknown_state", "is_immutable", "iterates_plainly"),
-                "slots_of",
+                *("slots_of", "overrides_torch_function"),
             )
         ),
         "of classes",

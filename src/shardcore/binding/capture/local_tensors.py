@@ -1,12 +1,14 @@
 """Local shards of tensors, which a captured step takes and returns, and tensors made of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import keras
 import torch
 
 from shardcore.binding import keras_private
+from shardcore.binding.capture.python_state.objects import attributes_of
 from shardcore.binding.ranks.session import Session
 
 # The layout of a tensor, None of a plain one, and its global shape; None of what is no tensor.
@@ -55,18 +57,48 @@ def local_tensors(data: object, session: Session | None) -> list[Any]:
         return [session.strategy.to_local(tensor) for tensor in tensors]
 
 
-def are_plain(data: object) -> bool:
-    """Checks that the tensors of a batch are dense, and have no gradients or attributes.
+def why_not_seen(data: object) -> str:
+    """Says what of a batch no signature has: attributes, gradients, classes; empty for nothing.
 
     Code may read an attribute that a user, or Keras for a mask, has set on a tensor.
     """
-    tensors = (leaf for leaf in keras_private.leaves(data) if isinstance(leaf, torch.Tensor))
-    return not any(
-        leaf.requires_grad
-        or leaf.layout is not torch.strided
-        or (type(leaf) is torch.Tensor and vars(leaf))
-        for leaf in tensors
-    )
+    try:
+        leaves = keras_private.leaves(data)
+    except TypeError:  # Keras sorts the keys of dicts
+        return "its batch has a dict whose keys have no order: use texts"
+    reasons = (_why_leaf(leaf) for leaf in leaves)
+    return next(filter(None, chain(reasons, map(_why_container, _containers(data)))), "")
+
+
+def _why_leaf(leaf: Any) -> str:
+    kind: Any = type(leaf)
+    if not isinstance(leaf, torch.Tensor):
+        has_attributes = bool(attributes_of(leaf))
+        return f"its batch holds an object of class {kind.__qualname__}" if has_attributes else ""
+    if leaf.requires_grad:
+        return "a tensor of its batch requires a gradient"
+    if leaf.layout is not torch.strided:
+        return "a tensor of its batch is sparse"
+    if kind.__module__.startswith(("shardcore.", "torch.distributed.")):
+        return ""  # their attributes are ours and torch's
+    if kind is not torch.Tensor:
+        return f"a tensor of its batch is of class {kind.__qualname__}"
+    if vars(leaf):
+        return f"a tensor of its batch has an attribute {next(iter(vars(leaf)))!r}"
+    return "" if leaf.grad is None else "a tensor of its batch has a gradient"
+
+
+def _why_container(container: Any) -> str:
+    if not attributes_of(container):
+        return ""
+    return f"its batch holds a {type(container).__qualname__} with attributes"
+
+
+def _containers(data: Any) -> Iterator[Any]:
+    if isinstance(data, dict | list | tuple):
+        yield data
+        for part in data.values() if isinstance(data, dict) else data:
+            yield from _containers(part)
 
 
 def _form(value: object, session: Session | None) -> Form:

@@ -53,7 +53,8 @@ class Signature:
             sizes.append((tuple(leaf.shape), leaf.stride(), str(layout)))
             same = next((n for n, earlier in enumerate(seen) if earlier is leaf), None)
             seen.append(leaf)
-            return f"{leaf.ndim} {leaf.dtype} {leaf.device} {leaf.requires_grad} {same}"
+            bits = leaf.is_conj(), leaf.is_neg(), leaf.is_inference()
+            return f"{leaf.ndim} {leaf.dtype} {leaf.device} {leaf.requires_grad} {same} {bits}"
 
         nest = keras_private.map_leaves(kind_of, data)
         mesh = None if session is None else (session.mesh, sorted(session.declared))

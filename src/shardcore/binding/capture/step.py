@@ -17,7 +17,7 @@ from shardcore.binding import keras_private
 from shardcore.binding.capture.agreement import Outcome, agree_on_outcome, gather_from_ranks
 from shardcore.binding.capture.cache import CacheEntry, LastRun
 from shardcore.binding.capture.large_steps import Recording
-from shardcore.binding.capture.local_tensors import are_plain, local_tensors
+from shardcore.binding.capture.local_tensors import local_tensors, why_not_seen
 from shardcore.binding.capture.python_state.guard import PythonGuard
 from shardcore.binding.capture.python_state.observed import ObservedCalls
 from shardcore.binding.capture.python_state.thread_profile import is_profiled
@@ -152,10 +152,13 @@ class CapturedStep:
 
     def _is_wanted(self, data: object) -> bool:
         jit = self.trainer.jit_compile
+        is_asked = jit is True or isinstance(jit, keras_private.Auto)
         is_main = threading.current_thread() is threading.main_thread()
-        if self.trainer.run_eagerly or not is_main or self.capture.is_recording():
+        if not is_asked or self.trainer.run_eagerly or not is_main or self.capture.is_recording():
             return False  # a step within a step is part of it
-        return (jit is True or isinstance(jit, keras_private.Auto)) and are_plain(data)
+        if reason := why_not_seen(data):
+            self._reports.report_refusal(reason)
+        return not reason
 
     def _is_in_mode(self, session: Session | None) -> bool:
         """Refuses, on all ranks, a step in a mode of torch: a program would not call the mode."""
@@ -286,10 +289,6 @@ class CapturedStep:
                 )
         except NotCaptured as refusal:
             return str(refusal)
-        if any(self.capture.hook_registries()):
-            return "all torch modules have a hook, which a captured step would not call: remove it"
-        if hook := keras_private.hook_of(self.trainer, self.capture.hooks_of):
-            return f"{hook} has a hook, which a captured step would not call: call it in the layer"
         known = len(entry.traces) + len(entry.programs)
         if trace.numbers not in entry.traces and known == _MOST_SPECIALIZATIONS:
             return f"it reads other values on the host each time: {trace.last_read}: {_KEEP}"

@@ -239,7 +239,9 @@ class _Equality:
 
 
 def _is_noted(value: object) -> bool:
-    return keras_private.is_bookkeeping(value) or keras_private.is_tracker(value)
+    noted = (keras_private.is_bookkeeping, keras_private.is_callback, keras_private.is_tracker)
+    # Keras has the parameters of a layer in such a dict, besides its variables.
+    return isinstance(value, torch.nn.ParameterDict) or any(is_of(value) for is_of in noted)
 
 
 def _are_functions_equal(equality: _Equality, one: Any, other: Any) -> bool:

@@ -4,6 +4,11 @@
 replaces; the other files read and set private attributes.
 """
 
+from shardcore.binding.keras_private.bookkeeping import FIXED as FIXED
+from shardcore.binding.keras_private.bookkeeping import REFILLED as REFILLED
+from shardcore.binding.keras_private.bookkeeping import RUNS_NOTED as RUNS_NOTED
+from shardcore.binding.keras_private.bookkeeping import is_bookkeeping as is_bookkeeping
+from shardcore.binding.keras_private.bookkeeping import is_callback as is_callback
 from shardcore.binding.keras_private.files import change_exporter as change_exporter
 from shardcore.binding.keras_private.files import gather_legacy as gather_legacy
 from shardcore.binding.keras_private.files import gather_model as gather_model
@@ -76,10 +81,7 @@ from shardcore.binding.keras_private.shapes import (
 )
 from shardcore.binding.keras_private.training import AUTO as AUTO
 from shardcore.binding.keras_private.training import FILLS_CACHE as FILLS_CACHE
-from shardcore.binding.keras_private.training import FIXED as FIXED
 from shardcore.binding.keras_private.training import LOOP_STEPS as LOOP_STEPS
-from shardcore.binding.keras_private.training import REFILLED as REFILLED
-from shardcore.binding.keras_private.training import RUNS_NOTED as RUNS_NOTED
 from shardcore.binding.keras_private.training import Auto as Auto
 from shardcore.binding.keras_private.training import act_between_steps as act_between_steps
 from shardcore.binding.keras_private.training import arrays_of as arrays_of
@@ -89,7 +91,6 @@ from shardcore.binding.keras_private.training import begin_later as begin_later
 from shardcore.binding.keras_private.training import build_by as build_by
 from shardcore.binding.keras_private.training import first_epoch as first_epoch
 from shardcore.binding.keras_private.training import gives_own_logs as gives_own_logs
-from shardcore.binding.keras_private.training import is_bookkeeping as is_bookkeeping
 from shardcore.binding.keras_private.training import is_own_step as is_own_step
 from shardcore.binding.keras_private.training import loader_of as loader_of
 from shardcore.binding.keras_private.training import logs_of_step as logs_of_step

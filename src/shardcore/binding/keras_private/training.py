@@ -19,13 +19,11 @@ from keras.src.callbacks import (
     TensorBoard,
     TerminateOnNaN,
 )
-from keras.src.ops.node import Node
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.torch_data_loader_adapter import TorchDataLoaderAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator
 from keras.src.utils.python_utils import is_default, pythonify_logs
-from keras.src.utils.tracking import Tracker
 
 from shardcore.binding.keras_private.lines import LINE, find
 
@@ -42,12 +40,6 @@ _PATHS: tuple[tuple[type[Callback], str], ...] = (
 LOOP_STEPS = "_shardcore_loop_steps"
 # The method by which a model of keras-hub fills its cache with the prompt.
 FILLS_CACHE = "_build_cache"
-# Attributes of a trainer on its runs, which no step reads.
-RUNS_NOTED = {
-    *(FILLS_CACHE, LOOP_STEPS, "_eval_epoch_iterator", "_initial_epoch", "history"),
-    *("predict_function", "test_function", "train_function"),
-    *("stop_evaluating", "stop_predicting", "stop_training"),
-}
 # Methods of a model that make the functions which run the steps of an epoch.
 _LOOPS = ("make_train_function", "make_test_function")
 # Callbacks that call nothing of a user's in a step.
@@ -55,25 +47,6 @@ _QUIET = (
     *(BackupAndRestore, EarlyStopping, History, ModelCheckpoint, ProgbarLogger),
     *(ReduceLROnPlateau, TerminateOnNaN),
 )
-# Attributes of a layer that Keras empties and fills in each step.
-REFILLED = {"_losses", "_loss_ids", "_losses_override"}
-# Attributes that Keras or torch sets when it makes or builds a layer, and that no step changes.
-FIXED = {
-    *("name", "_path", "_parent_path", "_lock", "_called", "_call_signature", "build"),
-    *("_call_has_training_arg", "_call_has_mask_arg", "_call_has_context_arg", "_auto_config"),
-    *("_allow_non_tensor_positional_args", "_input_spec"),
-    *("_call_context_args", "call_signature_parameters", "_build_shapes_dict", "built"),
-}
-
-_BOOKKEEPING = (
-    *(keras.KerasTensor, Node, Callback, CallbackList, EpochIterator, DataAdapter, Tracker),
-    *(torch.nn.ParameterDict, torch.nn.ParameterList),
-)
-
-
-def is_bookkeeping(value: object) -> bool:
-    """Tells whether `value` only notes things on a model or its runs: no step reads it."""
-    return issubclass(type(value), _BOOKKEEPING)  # isinstance may run code of its class
 
 
 class Auto(str):

@@ -15,7 +15,6 @@ from shardcore.binding.capture.python_state.known_modules import is_library, is_
 from shardcore.binding.capture.python_state.object_walk import ObjectWalk
 from shardcore.binding.capture.python_state.objects import (
     FUNCTIONS_OF_C,
-    cached_values,
     is_of,
     wrapped,
 )
@@ -81,11 +80,12 @@ class CodeWalk(ObjectWalk):
 
     def _add_cache(self, cached: Any, name: str) -> None:
         """Adds the values that a cache keeps; its function may have run before the first step."""
-        function, *values = cached_values(cached)
+        function: Any = cached.__wrapped__
         self._add(function, name)
+        self.watched.add_identities(partial(readers.cached_values, cached), name)
         if is_of(function, FunctionType) and not code_facts.is_known(function.__code__):
             self._add_globals(function.__code__, function.__globals__)
-        for value in values:
+        for value in readers.cached_values(cached):
             self._add(value, name)
 
     def _add_function(self, function: FunctionType, name: str) -> None:
@@ -185,6 +185,9 @@ class CodeWalk(ObjectWalk):
         Functions and classes of a library are compared by identity.
         """
         space, name = vars(module), str(vars(module).get("__name__"))
+        self.watched.add_class(module, f"module {name}")
+        if type(module) is not ModuleType:  # it may have properties
+            self._add(type(module), f"module {name}")
         if not is_library(name) and not is_standard(name):
             everything = frozenset(space) | self.user_names
             self._add_named(space, everything if self.names is None else self.user_names, name)

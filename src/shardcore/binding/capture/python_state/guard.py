@@ -6,6 +6,7 @@ from typing import Any
 import attrs
 import torch
 
+from shardcore.binding import keras_private
 from shardcore.binding.capture.python_state.observed import ObservedCalls
 from shardcore.binding.capture.python_state.walk import watch_state
 from shardcore.binding.capture.python_state.watched import (
@@ -54,6 +55,14 @@ class PythonGuard:
         Raises:
             NotCaptured: If the step reads what cannot be compared.
         """
+        if any(capture.hook_registries()):
+            raise NotCaptured(
+                "all torch modules have a hook, which a captured step would not call: remove it"
+            )
+        if hook := keras_private.hook_of(trainer, capture.hooks_of):
+            raise NotCaptured(
+                f"{hook} has a hook, which a captured step would not call: call it in the layer"
+            )
         watched = watch_state(trainer, called, capture, closures)
         for registry in capture.hook_registries():
             watched.add_size(registry, "a hook of all torch modules")

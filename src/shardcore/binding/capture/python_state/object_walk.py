@@ -6,10 +6,10 @@ import logging
 import sys
 import threading
 import weakref
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from contextvars import ContextVar
 from functools import partial
-from operator import attrgetter
+from operator import is_
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -18,60 +18,21 @@ import keras
 import torch
 
 from shardcore.binding import keras_private
-from shardcore.binding.capture.python_state import code_facts, objects, readers
-from shardcore.binding.capture.python_state.known_modules import is_library, is_standard
+from shardcore.binding.capture.python_state import objects, readers
+from shardcore.binding.capture.python_state.attribute_walk import AttributeWalk
+from shardcore.binding.capture.python_state.known_modules import is_library
 from shardcore.binding.capture.python_state.objects import attributes_of, is_of, namespace_reader
-from shardcore.binding.capture.python_state.observed import ObservedCalls
-from shardcore.binding.capture.python_state.watched import WatchedValues
 from shardcore.binding.keras_private.variables import tensor_of
 from shardcore.domain.capture import NotCaptured
 
-# The most objects that one guard compares: more take longer than the step.
-_MOST_OBJECTS = 300_000
 _IMMUTABLE = (tuple, frozenset)
-_METHODS = (FunctionType, staticmethod, classmethod)  # of a class; `__new__` is the second
-# The methods by which layers, metrics, optimizers and modules compute.
-_COMPUTE = frozenset({"call", "__call__", "forward", "update_state", "result", "update_step"})
 _READERS = frozenset({"__get__", "__getattribute__"})  # by a name that no code has
-_BASES = attrgetter("__bases__", "__mro__")
 _FACTORY: Any = vars(defaultdict)["default_factory"]
 
 
 @attrs.define(eq=False)
-class ObjectWalk(abc.ABC):
-    """A walk over objects, each visited once.
-
-    Args:
-        called: The functions that steps call.
-        names: The attributes that count; None if all do.
-        watched: Gets what is compared.
-    """
-
-    called: ObservedCalls
-    names: frozenset[str] | None
-    watched: WatchedValues
-    # By identity, all that was visited: no other object gets its identity.
-    visited: dict[int, Any] = attrs.field(factory=dict, init=False)
-    # What remains to be visited: values with a name for messages.
-    pending: list[tuple[Any, str]] = attrs.field(factory=list, init=False)
-    # Weak references: what only they refer to would live as long as the guard, were it compared.
-    weak: list[tuple[Any, str]] = attrs.field(factory=list, init=False)
-    # Whether an object looks up attributes by a name that no code has: all of them count then.
-    names_are_computed: bool = attrs.field(default=False, init=False)
-    has_decimals: bool = attrs.field(default=False, init=False)  # whether it visited some
-    budget: readers.Budget = attrs.field(factory=readers.Budget, init=False)
-    # All names in the user's code, and those that it has looked up.
-    user_names: frozenset[str] = attrs.field(init=False)
-    passed_variables: frozenset[str] = attrs.field(init=False)
-    passed_attributes: frozenset[str] = attrs.field(init=False)
-    # Whether the user's code may read the names of functions and classes, also as text.
-    shows_names: bool = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.user_names = self.called.user_names()
-        of_functions = not self.user_names.isdisjoint(code_facts.OF_FUNCTIONS)
-        self.shows_names = of_functions or self.called.makes_text()
-        self.passed_variables, self.passed_attributes = self.called.passed_names()
+class ObjectWalk(AttributeWalk):
+    """A walk over objects: tensors, variables, containers and others."""
 
     def _visit(self, value: Any, name: str) -> None:  # noqa: C901 - a case for each kind
         kind: Any = type(value)  # a class is hashable, which mypy does not know
@@ -103,37 +64,41 @@ class ObjectWalk(abc.ABC):
             self._add_contents(value, name)
             self._add_object(value, name)
 
-    def _add(self, value: object, name: str) -> None:
-        if type(value) not in objects.PLAIN_TYPES and id(value) not in self.visited:
-            self.visited[id(value)] = value
-            self.pending.append((value, name))
-
-    def _visit_pending(self) -> None:
-        while self.pending:
-            if len(self.visited) > _MOST_OBJECTS:
-                raise NotCaptured(
-                    f"its Python holds more than {_MOST_OBJECTS} objects, which takes too long to "
-                    "compare: keep them in arrays, or outside the layers"
-                )
-            self._visit(*self.pending.pop())
-
     def _add_tensor(self, tensor: torch.Tensor, name: str) -> None:
         """Adds the metadata of a tensor, and what a user has set on it."""
+        kind: Any = type(tensor)
+        if objects.overrides_torch_function(kind):
+            raise NotCaptured(
+                f"it reads {name}, a tensor whose class {kind.__qualname__} has a "
+                "__torch_function__, which a guard would call: use a plain tensor"
+            )
         self.watched.add_tensor(tensor, name)
-        if type(tensor) in (torch.Tensor, torch.nn.Parameter):  # ours have attributes of ours
-            self._add_attributes(vars(tensor), name, is_library=False)
-        if type(tensor) is torch.Tensor:  # a parameter keeps its shape, and a step its gradient
+        if is_library(kind.__module__) and kind not in (torch.Tensor, torch.nn.Parameter):
+            return  # ours have attributes of ours
+        self._add_attributes(vars(tensor), name, is_library=False)
+        if kind is torch.Tensor:  # a parameter keeps its shape
             readers.geometry(tensor, name, self.watched)
-            if "grad" in self.user_names and tensor.is_leaf:
-                self.watched.add_result(partial(getattr, tensor, "grad"), f"the gradient of {name}")
-                self._add(tensor.grad, f"the gradient of {name}")
+        elif kind is not torch.nn.Parameter:
+            self.watched.add_class(tensor, name)
+            self._add_classes(kind)
+        if "grad" in self.user_names and tensor.is_leaf and id(tensor) not in self.of_variables:
+            self._add_gradient(tensor, f"the gradient of {name}")
+
+    def _add_gradient(self, tensor: torch.Tensor, name: str) -> None:
+        """Adds the gradient; of a parameter that has one, which each step replaces, its values."""
+        if type(tensor) is torch.Tensor or tensor.grad is None:
+            self.watched.add_result(partial(getattr, tensor, "grad"), name)
+        self._add(tensor.grad, name)
 
     def _add_variable(self, variable: keras.Variable) -> None:
         attributes, title = vars(variable), f"variable {variable.path!r}"
         keys = keras_private.state_of(variable)
         self.watched.add_attributes(attributes, keys, title)
         self.watched.add_size(attributes, f"attributes of {title}")
+        self.watched.add_class(variable, title)
+        self._add_classes(type(variable))
         tensor = tensor_of(variable)
+        self.of_variables.add(id(tensor))
         if not variable.trainable and id(tensor) not in self.visited:  # no autograd, no hooks
             self.visited[id(tensor)] = tensor
             self.watched.add_memory(tensor, title)
@@ -163,6 +128,9 @@ class ObjectWalk(abc.ABC):
             self.watched.add_content(partial(readers.identity, value), name)
             self.weak.append((value, name))
             return
+        if is_of(value, *objects.PROXIES):
+            self.proxies.append((value, name))
+            return
         if is_of(value, ContextVar):
             read = partial(value.get, None)
             self.watched.add_result(read, name)
@@ -187,11 +155,12 @@ class ObjectWalk(abc.ABC):
             raise NotCaptured("it reads sys.modules, which is too large to compare: import names")
         kind: Any = type(container)
         members = list(readers.members_reader(container)())
-        replaceable = [member for member in members if keras_private.is_bookkeeping(member)]
-        if replaceable and is_of(container, dict):  # Keras replaces these
-            replaced = set(map(id, replaceable))
-            keys = [key for key, value in container.items() if id(value) not in replaced]
-            self.watched.add_attributes(container, tuple(keys), name)
+        pairs = list(dict.items(container)) if is_of(container, dict) else []
+        replaced = [value for key, value in pairs if keras_private.is_bookkeeping(value, key)]
+        if replaced:  # by Keras
+            members = [member for member in members if not any(map(partial(is_, member), replaced))]
+            kept = (key for key, value in pairs if not keras_private.is_bookkeeping(value, key))
+            self.watched.add_attributes(container, tuple(kept), name)
             self.watched.add_size(container, name)
         elif objects.iterates_plainly(kind):
             self.watched.add_container(container, name)
@@ -213,78 +182,23 @@ class ObjectWalk(abc.ABC):
             attributes = threading.local.__getattribute__(owner, "__dict__")
         if attributes is not None:
             title = readers.title_of(owner, attributes, name)
-            self._add_attributes(attributes, title, is_of_library)
+            if keras_private.is_callback(owner):
+                self._add_callback(attributes, title)
+            else:
+                self._add_attributes(attributes, title, is_of_library)
             self.watched.add_class(owner, title)
-            if not is_of_library:
+            if not is_of_library:  # it may get another `__dict__`
                 self.watched.add_namespace(namespace_reader(owner), title)
         for key, slot in objects.slots_of(kind):
             if self._is_relevant(key):
                 title = f"attribute {key!r} of {name}"
                 self.watched.add_result(partial(slot.__get__, owner), title)
                 self._add(readers.read_or_none(slot, owner), title)
+        self._add_classes(kind)
+
+    def _add_classes(self, kind: Any) -> None:
         for base in kind.__mro__:
             self._add(base, base.__name__)
-
-    def _is_relevant(self, key: str) -> bool:
-        return self.names is None or key in self.names
-
-    def _is_named_by_users(self, key: str) -> bool:
-        return self.names is None or key in self.user_names
-
-    def _add_attributes(self, attributes: dict[str, Any], title: str, is_library: bool) -> None:
-        """Adds attributes: of a class of a library those that count, of another one all."""
-        keys = []
-        for key, value in list(attributes.items()):
-            if key in keras_private.RUNS_NOTED or keras_private.is_bookkeeping(value):
-                continue
-            is_fixed = is_library and key in keras_private.FIXED and key not in self.user_names
-            counts = self._is_relevant(key) and not is_fixed
-            if counts or not is_library:
-                keys.append(key)
-            if not counts:
-                continue
-            if key in keras_private.REFILLED:
-                self.watched.add_size(value, f"attribute {key!r} of {title}")
-            elif is_library and type(value) is OrderedDict and not self._is_named_by_users(key):
-                # Hooks of torch: the library alone reads it, its members and no attributes.
-                self._add_container(value, f"attribute {key!r} of {title}")
-            else:
-                self._add(value, f"attribute {key!r} of {title}")
-        self.watched.add_attributes(attributes, tuple(keys), title)
-        if self.names is None and not is_library:  # code may iterate over them
-            self.watched.add_content(partial(list, attributes), f"the order of {title}")
-        if keras_private.RUNS_NOTED.isdisjoint(attributes):
-            noun = "new attributes" if is_library else "attributes"
-            self.watched.add_size(attributes, f"{noun} of {title}", is_new_attribute=is_library)
-        else:
-            count = partial(readers.count_attributes, attributes)
-            self.watched.add_content(count, f"size of {title}")
-
-    def _add_class(self, kind: type) -> None:
-        self.called.check_class(kind)
-        space, module = vars(kind), kind.__module__
-        if is_library(module) or is_standard(module):
-            # Methods that programs replace, and those that the user's code reaches by `super()`.
-            named = tuple((self.user_names | _COMPUTE) & space.keys())
-            self.watched.add_attributes(space, named, f"class {kind.__qualname__}")
-            return
-        entries = [
-            (key, value)
-            for key, value in space.items()
-            if not key.startswith("__") or is_of(value, *_METHODS) or key in self.user_names
-        ]
-        title = f"class {kind.__qualname__}"
-        if self.shows_names:
-            self.watched.add_content(partial(readers.class_name, kind), f"the name of {title}")
-        self.watched.add_attributes(space, tuple(key for key, _ in entries), title)
-        self.watched.add_size(space, f"attributes of {title}")
-        if "__dataclass_fields__" in space:
-            self.watched.add_container(space["__dataclass_fields__"], f"the fields of {title}")
-        for key, value in entries:
-            if self._is_relevant(key) or key.startswith("__"):
-                self._add(value, f"{key!r} of {title}")
-        self.watched.add_results(partial(_BASES, kind), f"the bases of {title}")
-        self._add(type(kind), kind.__name__)
 
     @abc.abstractmethod
     def _add_function(self, function: FunctionType, name: str) -> None:

@@ -12,17 +12,18 @@ import types
 import weakref
 from array import array
 from collections import OrderedDict, defaultdict, deque, namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextvars import ContextVar
 from functools import cache, lru_cache, partial
 from importlib.machinery import EXTENSION_SUFFIXES
-from operator import attrgetter, itemgetter, methodcaller
+from operator import attrgetter, is_, itemgetter, methodcaller
 from types import GetSetDescriptorType, MappingProxyType, MemberDescriptorType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
+from shardcore.binding.capture.python_state.known_modules import is_library
 from shardcore.binding.capture.signatures import PLAIN
 
 # Classes of C whose state is known to the walk, or does not change.
@@ -33,6 +34,7 @@ ORDERED = (OrderedDict, defaultdict)
 MUTABLE = (list, dict, set, deque, *ORDERED)
 CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 LOOKUPS = (attrgetter, methodcaller)
+PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 # The flag of a class that was made at run time, as all of Python are (Py_TPFLAGS_HEAPTYPE).
 _IS_HEAP_TYPE = 1 << 9
 _IMMUTABLE_MODULES = frozenset(
@@ -56,7 +58,8 @@ _KNOWN_TO_THE_WALK = (
     *(torch.Tensor, torch.Generator, torch.Size, np.ndarray, np.generic, np.dtype, np.ufunc),
     *(types.FunctionType, *FUNCTIONS_OF_C, types.MethodType, types.ModuleType),
     *(GetSetDescriptorType, MemberDescriptorType),
-    *(property, staticmethod, classmethod, super, slice, range, weakref.ref, ContextVar),
+    *(property, staticmethod, classmethod, super, slice, range, ContextVar),
+    *(weakref.ref, *PROXIES),
     *(types.CodeType, types.GenericAlias, types.UnionType, type(...), type(NotImplemented)),
     *(re.Pattern, itemgetter, threading.local, type(threading.Lock()), type(threading.RLock())),
     *(bytearray, array, memoryview, random.Random, np.random.Generator, np.random.RandomState),
@@ -119,6 +122,23 @@ def slots_of(kind: Any) -> tuple[tuple[str, Any], ...]:
         for key, value in vars(base).items()
         if type(value) is MemberDescriptorType
     )
+
+
+def refers_to(proxy: Any, value: Any) -> bool:
+    """Tells whether a `weakref.proxy` is one of an object; it runs no code of its class."""
+    return any(map(partial(is_, proxy), weakref.getweakrefs(value)))
+
+
+@cache
+def overrides_torch_function(kind: Any) -> bool:
+    """Tells whether a class of tensors has own code that runs with torch's functions.
+
+    Example:
+        >>> overrides_torch_function(torch.nn.Parameter)
+        False
+    """
+    base = next((base for base in kind.__mro__ if "__torch_function__" in vars(base)), object)
+    return not is_library(base.__module__) and base is not object
 
 
 def kind_name(kind: type) -> str:
@@ -259,19 +279,7 @@ _PARTS: tuple[tuple[type, Callable[[Any], tuple[Any, ...]]], ...] = (
     (datetime.datetime, lambda moment: (moment.tzinfo,)),
     (datetime.time, lambda moment: (moment.tzinfo,)),
     (np.flatiter, lambda iterator: (iterator.base,)),
+    (types.GenericAlias, attrgetter("__origin__", "__args__")),
+    (types.UnionType, lambda union: (union.__args__,)),
     *((kind, _referents_of) for kind in (*VIEWS, memoryview, types.CellType)),
 )
-
-
-def cached_values(function: Any) -> Iterator[Any]:
-    """Yields what an `lru_cache` has: the function, and the values that it keeps.
-
-    A cache without a limit is a dict of values, another one a dict of links, which hold them.
-    """
-    yield function.__wrapped__
-    attributes = attributes_of(function)
-    for part in gc.get_referents(function):
-        if type(part) is dict and part is not attributes:
-            for value in part.values():
-                is_link = type(value).__name__ == "_lru_list_elem"
-                yield from gc.get_referents(value) if is_link else (value,)

@@ -1,5 +1,6 @@
 """State beside the attributes of objects, and how a guard reads it: contents, cells, settings."""
 
+import gc
 import logging
 import os
 import random
@@ -10,6 +11,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import filterfalse
 from operator import attrgetter
 from types import CellType
 from typing import Any
@@ -19,7 +21,7 @@ import numpy as np
 import torch
 
 from shardcore.binding import keras_private
-from shardcore.binding.capture.python_state.objects import CACHED, is_of
+from shardcore.binding.capture.python_state.objects import attributes_of, is_of
 from shardcore.binding.capture.python_state.watched import WatchedValues
 from shardcore.domain.capture import NotCaptured
 
@@ -99,8 +101,6 @@ def content_of(value: Any, name: str, budget: Budget) -> Callable[[], Any] | Non
         return lambda: repr(value.get_state())
     if is_of(value, random.Random):
         return partial(random.Random.getstate, value)
-    if is_of(value, CACHED):
-        return partial(_cache_content, value)
     if value is os.environ:
         return lambda: dict(value)
     return None
@@ -114,12 +114,6 @@ def _array_content(value: np.ndarray) -> tuple[Any, ...]:
 
 def _buffer_content(value: Any) -> bytes:
     return memoryview(value).tobytes()
-
-
-def _cache_content(function: Any) -> tuple[int, int]:
-    """Counts misses and values of an `lru_cache`: one differs after it kept or dropped any."""
-    facts = function.cache_info()
-    return facts.misses, facts.currsize
 
 
 def members_reader(container: Any) -> Callable[[], Iterable[Any]]:
@@ -207,3 +201,22 @@ def title_of(owner: Any, attributes: dict[str, Any], name: str) -> str:
 def count_attributes(attributes: dict[str, Any]) -> int:
     """Counts the attributes of a model, without those in which it notes its runs."""
     return len(attributes) - len(keras_private.RUNS_NOTED & attributes.keys())
+
+
+def cached_values(function: Any) -> list[Any]:
+    """Lists what an `lru_cache` keeps, keys and values, in an order that calls do not change.
+
+    A cache without a limit is a dict; one with a limit refers to keys and values besides.
+    """
+    own = attributes_of(function)
+    parts = [part for part in gc.get_referents(function) if part is not own]
+    dicts = [part for part in parts if type(part) is dict]
+    entries = [entry for part in dicts for pair in part.items() for entry in pair]
+    if any(map(_is_link, entries)):
+        others = [part for part in parts if type(part) is not dict]
+        entries = [*filterfalse(_is_link, entries), *others]
+    return sorted(entries, key=id)
+
+
+def _is_link(entry: object) -> bool:
+    return type(entry).__name__ == "_lru_list_elem"

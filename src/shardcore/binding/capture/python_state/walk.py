@@ -8,6 +8,7 @@ import copyreg
 import decimal
 import logging
 import os
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,12 +20,16 @@ from shardcore.binding import keras_private
 from shardcore.binding.capture.python_state import readers
 from shardcore.binding.capture.python_state.code_walk import CodeWalk
 from shardcore.binding.capture.python_state.known_modules import is_library
+from shardcore.binding.capture.python_state.objects import refers_to
 from shardcore.binding.capture.python_state.observed import ObservedCalls
 from shardcore.binding.capture.python_state.watched import WatchedValues
 from shardcore.binding.capture.signatures import Closures
 from shardcore.binding.ranks.rank_consistency import variables_of
 from shardcore.domain.capture import NotCaptured
 from shardcore.ports.capture import StepCapture
+
+_UNKNOWN = object()
+_THREADS = frozenset({"current_thread", "main_thread"})  # steps run on it
 
 
 def watch_state(
@@ -85,8 +90,9 @@ class _StepWalk(CodeWalk):
                 self._add(tensor, name)
         for operation in keras_private.operations_of(trainer):
             self._add(operation, f"operation {operation.name!r}")
-        for _, module in keras_private.modules_of(trainer):
-            self._add(module, f"module {type(module).__name__!r}")
+        for name, module in keras_private.modules_of(trainer):
+            if not keras_private.is_bookkeeping(module, name.rpartition(".")[2]):
+                self._add(module, f"module {type(module).__name__!r}")
         for part in keras_private.parts_of(trainer):
             self._add(part, f"{type(part).__name__} of the model")
         self._visit_pending()
@@ -98,8 +104,11 @@ class _StepWalk(CodeWalk):
 
     def check_weak_references(self) -> None:
         """Checks that what weak references refer to is held by something else that is compared."""
-        for reference, name in self.weak:
-            target = reference()
+        targets = [(reference(), name) for reference, name in self.weak]
+        for proxy, name in self.proxies:  # it does not tell what it refers to
+            visited = list(self.visited.values())
+            targets.append((next((v for v in visited if refers_to(proxy, v)), _UNKNOWN), name))
+        for target, name in targets:
             if target is not None and id(target) not in self.visited:
                 raise NotCaptured(
                     f"it reads {name}, a weak reference to an object that the step reads in no "
@@ -133,6 +142,9 @@ class _StepWalk(CodeWalk):
         self._visit_pending()
         if "numpy._core.arrayprint" in self.called.modules_called():
             watch(lambda: repr(np.get_printoptions()), "NumPy's options of printing")
+        if _THREADS & (self.user_names | self.called.called_of("threading")):
+            self._add(threading.current_thread(), "this thread")
+            self._visit_pending()
         if "copy" in self.called.modules_called():
             watch(lambda: list(copyreg.dispatch_table.values()), "how objects are copied")
         if "getLogger" in self.user_names | self.called.called_of("logging"):
