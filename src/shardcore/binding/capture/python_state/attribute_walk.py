@@ -3,7 +3,7 @@
 import abc
 from collections import OrderedDict
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, getitem
 from types import FunctionType
 from typing import Any
 
@@ -57,6 +57,8 @@ class AttributeWalk(abc.ABC):
     # Whether an object looks up attributes by a name that no code has: all of them count then.
     names_are_computed: bool = attrs.field(default=False, init=False)
     of_variables: set[int] = attrs.field(factory=set, init=False)  # the ids of their tensors
+    # Of classes of libraries: the namespace of the class, the name of a method, and both.
+    methods: list[tuple[Any, str, str]] = attrs.field(factory=list, init=False)
     has_decimals: bool = attrs.field(default=False, init=False)  # whether it visited some
     budget: readers.Budget = attrs.field(factory=readers.Budget, init=False)
     # All names in the user's code, and those that it has looked up.
@@ -136,8 +138,8 @@ class AttributeWalk(abc.ABC):
         space, module = vars(kind), kind.__module__
         if is_library(module) or is_standard(module):
             # Methods that programs replace, and those that the user's code reaches by `super()`.
-            named = tuple((self.user_names | _COMPUTE) & space.keys())
-            self.watched.add_attributes(space, named, f"class {kind.__qualname__}")
+            named = (self.user_names | _COMPUTE) & space.keys()
+            self.methods.extend((space, key, f"{kind.__qualname__}.{key}") for key in named)
             return
         entries = [
             (key, value)
@@ -160,6 +162,12 @@ class AttributeWalk(abc.ABC):
                 self._add(value, f"{key!r} of {title}")
         self.watched.add_results(partial(_BASES, kind), f"the bases of {title}")
         self._add(type(kind), kind.__name__)
+
+    def watch_methods(self) -> None:
+        """Adds the methods of all classes of libraries at once: to look up each takes longer."""
+        if self.methods:
+            spaces, keys, titles = zip(*self.methods, strict=True)
+            self.watched.add_results(partial(map, getitem, spaces, keys), "a library", titles)
 
     @abc.abstractmethod
     def _visit(self, value: Any, name: str) -> None:

@@ -95,7 +95,6 @@ class ObjectWalk(AttributeWalk):
         keys = keras_private.state_of(variable)
         self.watched.add_attributes(attributes, keys, title)
         self.watched.add_size(attributes, f"attributes of {title}")
-        self.watched.add_class(variable, title)
         self._add_classes(type(variable))
         tensor = tensor_of(variable)
         self.of_variables.add(id(tensor))

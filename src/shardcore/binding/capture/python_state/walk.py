@@ -61,6 +61,7 @@ def watch_state(
         walk.check_weak_references()
         walk.check_names()
         walk.visit_environment()
+        walk.watch_methods()
         return walk
 
     names = called.attribute_names()

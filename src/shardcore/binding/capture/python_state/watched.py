@@ -109,9 +109,11 @@ class WatchedValues:
             _Group(partial(itemgetter(*several), holder), values, title, several), holder
         )
 
-    def add_results(self, read: Callable[[], tuple[Any, ...]], name: str) -> None:
-        """Adds the values that a function reads at once."""
-        self._add_group(_Group(read, tuple(read()), name))
+    def add_results(
+        self, read: Callable[[], Iterable[Any]], name: str, keys: tuple[str, ...] = ()
+    ) -> None:
+        """Adds the values that a function reads at once; `keys` name them."""
+        self._add_group(_Group(read, tuple(read()), name, keys))
 
     def add_result(self, read: Callable[[], Any], name: str) -> None:
         """Adds the value that a function reads; it may raise ValueError or AttributeError."""
