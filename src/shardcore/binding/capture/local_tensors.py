@@ -73,25 +73,28 @@ def why_not_seen(data: object) -> str:
 def _why_leaf(leaf: Any) -> str:
     kind: Any = type(leaf)
     if not isinstance(leaf, torch.Tensor):
-        has_attributes = bool(attributes_of(leaf))
-        return f"its batch holds an object of class {kind.__qualname__}" if has_attributes else ""
+        if not attributes_of(leaf):
+            return ""
+        return f"its batch holds an object of class {kind.__qualname__}: give tensors and numbers"
     if leaf.requires_grad:
-        return "a tensor of its batch requires a gradient"
+        return "a tensor of its batch requires a gradient: detach it"
     if leaf.layout is not torch.strided:
-        return "a tensor of its batch is sparse"
+        return "a tensor of its batch is sparse: convert it by to_dense()"
     if kind.__module__.startswith(("shardcore.", "torch.distributed.")):
         return ""  # their attributes are ours and torch's
     if kind is not torch.Tensor:
-        return f"a tensor of its batch is of class {kind.__qualname__}"
+        return f"a tensor of its batch is of class {kind.__qualname__}: give a torch.Tensor"
     if vars(leaf):
-        return f"a tensor of its batch has an attribute {next(iter(vars(leaf)))!r}"
-    return "" if leaf.grad is None else "a tensor of its batch has a gradient"
+        name = next(iter(vars(leaf)))
+        return f"a tensor of its batch has an attribute {name!r}: give its value in the batch"
+    return "" if leaf.grad is None else "a tensor of its batch has a gradient: detach it"
 
 
 def _why_container(container: Any) -> str:
     if not attributes_of(container):
         return ""
-    return f"its batch holds a {type(container).__qualname__} with attributes"
+    name = type(container).__qualname__
+    return f"its batch holds a {name} with attributes: give their values in the batch"
 
 
 def _containers(data: Any) -> Iterator[Any]:

@@ -84,8 +84,8 @@ class CapturedStep:
         if large or self.capture.at_once or self.trainer.jit_compile is True:
             left = math.inf
         last, self._last = self._last, None
-        entry = self._entry(data, session, mode) if self._is_wanted(data) else None
-        if entry is None or self._is_in_mode(session):
+        is_eager = not self._is_wanted() or self._is_refused(data, session)
+        if is_eager or (entry := self._entry(data, session, mode)) is None:
             return step()
         before = last.program if follows and last is not None and entry is last.entry else None
         if before is None:
@@ -150,22 +150,22 @@ class CapturedStep:
         self._last = LastRun(entry, program, program is before)
         return outputs
 
-    def _is_wanted(self, data: object) -> bool:
+    def _is_wanted(self) -> bool:
         jit = self.trainer.jit_compile
-        is_asked = jit is True or isinstance(jit, keras_private.Auto)
         is_main = threading.current_thread() is threading.main_thread()
-        if not is_asked or self.trainer.run_eagerly or not is_main or self.capture.is_recording():
+        if self.trainer.run_eagerly or not is_main or self.capture.is_recording():
             return False  # a step within a step is part of it
-        if reason := why_not_seen(data):
-            self._reports.report_refusal(reason)
-        return not reason
+        return jit is True or isinstance(jit, keras_private.Auto)
 
-    def _is_in_mode(self, session: Session | None) -> bool:
-        """Refuses, on all ranks, a step in a mode of torch: a program would not call the mode."""
-        if mode := self.capture.active_mode():
+    def _is_refused(self, data: object, session: Session | None) -> bool:
+        """Refuses a batch or a mode of torch that a program would not know."""
+        mode, reason = self.capture.active_mode(), why_not_seen(data)
+        if mode:
             wait_for_new_trace(self._reports.step, f"the active mode of torch ({mode})", session)
-            self._reports.report_refusal(f"{mode} is active, which a captured step would not call")
-        return bool(mode)
+            reason = f"{mode} is active, which a captured step would not call"
+        if reason:  # of a batch, on all ranks: they compare what they distribute
+            self._reports.report_refusal(reason)
+        return bool(reason)
 
     def _entry(self, data: object, session: Session | None, mode: Hashable) -> CacheEntry | None:
         """Looks up the entry for batches like `data`, or makes one; None beyond a limit."""

@@ -103,7 +103,8 @@ class CodeWalk(ObjectWalk):
                 watch(partial(readers.FUNCTION_TEXTS, function), f"names of {title}")
             self._add_read_state(function, title)
         elif is_standard(code_facts.module_of(code)):  # as `singledispatch` returns
-            self._add_attributes(vars(function), f"function {function.__qualname__}", True)
+            title = f"function {function.__qualname__}"
+            self._add_attributes(vars(function), title, is_library=True)
         if not self.called.has_called(code):
             return
         self.visited[id(code)] = code

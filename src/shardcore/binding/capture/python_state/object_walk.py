@@ -9,7 +9,6 @@ import weakref
 from collections import defaultdict
 from contextvars import ContextVar
 from functools import partial
-from operator import is_
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -85,7 +84,7 @@ class ObjectWalk(AttributeWalk):
             self._add_gradient(tensor, f"the gradient of {name}")
 
     def _add_gradient(self, tensor: torch.Tensor, name: str) -> None:
-        """Adds the gradient; of a parameter that has one, which each step replaces, its values."""
+        """Adds the gradient of a tensor; each step may give a parameter another one."""
         if type(tensor) is torch.Tensor or tensor.grad is None:
             self.watched.add_result(partial(getattr, tensor, "grad"), name)
         self._add(tensor.grad, name)
@@ -155,11 +154,11 @@ class ObjectWalk(AttributeWalk):
         kind: Any = type(container)
         members = list(readers.members_reader(container)())
         pairs = list(dict.items(container)) if is_of(container, dict) else []
-        replaced = [value for key, value in pairs if keras_private.is_bookkeeping(value, key)]
+        replaced = {id(value) for key, value in pairs if keras_private.is_bookkeeping(value, key)}
         if replaced:  # by Keras
-            members = [member for member in members if not any(map(partial(is_, member), replaced))]
-            kept = (key for key, value in pairs if not keras_private.is_bookkeeping(value, key))
-            self.watched.add_attributes(container, tuple(kept), name)
+            members = [member for member in members if id(member) not in replaced]
+            keys = tuple(key for key, value in pairs if id(value) not in replaced)
+            self.watched.add_attributes(container, keys, name)
             self.watched.add_size(container, name)
         elif objects.iterates_plainly(kind):
             self.watched.add_container(container, name)

@@ -48,7 +48,6 @@ _IMMUTABLE = (
     *(type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor)),
     type(vars(namedtuple("Pair", "first second"))["first"]),
 )
-_PARTS_OF_SUPER = tuple(vars(super)[name] for name in ("__self__", "__thisclass__"))
 FUNCTIONS_OF_C = (
     *(types.BuiltinFunctionType, types.MethodDescriptorType, types.ClassMethodDescriptorType),
     *(types.MethodWrapperType, types.WrapperDescriptorType),
@@ -257,6 +256,12 @@ def wrapped(value: Any) -> tuple[Any, ...]:
     return next((list_parts(value) for kind, list_parts in _PARTS if kind in kinds), ())
 
 
+def _members(kind: type, *names: str) -> tuple[type, Callable[[Any], tuple[Any, ...]]]:
+    """Makes what reads members of C of a class: a subclass may have properties of these names."""
+    members: list[Any] = [vars(kind)[name] for name in names]
+    return kind, lambda value: tuple(member.__get__(value) for member in members)
+
+
 def _referents_of(value: Any) -> tuple[Any, ...]:
     return tuple(gc.get_referents(value))
 
@@ -267,19 +272,19 @@ def _owner_of(function: types.BuiltinFunctionType) -> tuple[Any, ...]:
 
 
 _PARTS: tuple[tuple[type, Callable[[Any], tuple[Any, ...]]], ...] = (
-    (types.MethodType, attrgetter("__func__", "__self__")),
-    (staticmethod, lambda method: (method.__func__,)),
-    (classmethod, lambda method: (method.__func__,)),
-    (property, attrgetter("fget", "fset")),
-    (partial, attrgetter("func", "args", "keywords")),
+    _members(types.MethodType, "__func__", "__self__"),
+    _members(staticmethod, "__func__"),
+    _members(classmethod, "__func__"),
+    _members(property, "fget", "fset"),
+    _members(partial, "func", "args", "keywords"),
+    _members(types.MethodWrapperType, "__self__"),
+    _members(BaseException, "args", "__cause__", "__context__"),
+    _members(super, "__self__", "__thisclass__"),
+    _members(datetime.datetime, "tzinfo"),
+    _members(datetime.time, "tzinfo"),
+    _members(np.flatiter, "base"),
+    _members(types.GenericAlias, "__origin__", "__args__"),
+    _members(types.UnionType, "__args__"),
     (types.BuiltinFunctionType, _owner_of),
-    (types.MethodWrapperType, lambda method: (method.__self__,)),
-    (BaseException, attrgetter("args", "__cause__", "__context__")),
-    (super, lambda value: tuple(part.__get__(value) for part in _PARTS_OF_SUPER)),
-    (datetime.datetime, lambda moment: (moment.tzinfo,)),
-    (datetime.time, lambda moment: (moment.tzinfo,)),
-    (np.flatiter, lambda iterator: (iterator.base,)),
-    (types.GenericAlias, attrgetter("__origin__", "__args__")),
-    (types.UnionType, lambda union: (union.__args__,)),
     *((kind, _referents_of) for kind in (*VIEWS, memoryview, types.CellType)),
 )

@@ -211,12 +211,12 @@ def cached_values(function: Any) -> list[Any]:
     own = attributes_of(function)
     parts = [part for part in gc.get_referents(function) if part is not own]
     dicts = [part for part in parts if type(part) is dict]
-    entries = [entry for part in dicts for pair in part.items() for entry in pair]
-    if any(map(_is_link, entries)):
+    keys_and_values = [part for pairs in dicts for pair in pairs.items() for part in pair]
+    if any(map(_is_link, keys_and_values)):
         others = [part for part in parts if type(part) is not dict]
-        entries = [*filterfalse(_is_link, entries), *others]
-    return sorted(entries, key=id)
+        keys_and_values = [*filterfalse(_is_link, keys_and_values), *others]
+    return sorted(keys_and_values, key=id)
 
 
-def _is_link(entry: object) -> bool:
-    return type(entry).__name__ == "_lru_list_elem"
+def _is_link(part: object) -> bool:
+    return type(part).__name__ == "_lru_list_elem"

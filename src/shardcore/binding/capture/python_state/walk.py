@@ -106,8 +106,8 @@ class _StepWalk(CodeWalk):
     def check_weak_references(self) -> None:
         """Checks that what weak references refer to is held by something else that is compared."""
         targets = [(reference(), name) for reference, name in self.weak]
+        visited = list(self.visited.values())
         for proxy, name in self.proxies:  # it does not tell what it refers to
-            visited = list(self.visited.values())
             targets.append((next((v for v in visited if refers_to(proxy, v)), _UNKNOWN), name))
         for target, name in targets:
             if target is not None and id(target) not in self.visited:
