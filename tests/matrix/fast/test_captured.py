@@ -118,7 +118,7 @@ def test_a_change_that_no_step_sees_is_found(monkeypatch):
 
 
 def test_a_step_that_runs_eagerly_in_silence_is_found(monkeypatch):
-    monkeypatch.setattr(CapturedStep, "_is_wanted", lambda step, data: False)
+    monkeypatch.setattr(CapturedStep, "_is_wanted", lambda step: False)
     status, detail = outcome_of_plain()
     assert (status, "nothing says why" in detail) == ("error", True)
 
