@@ -6,6 +6,7 @@ import torch
 
 import shardcore
 from shardcore.testing import run_ranks
+from tests.distributed.capture.reads import library_reads
 from tests.distributed.capture.reads.held_reads import HELD
 from tests.distributed.capture.reads.hidden_reads import REFUSED, SEEN, text_of_error
 from tests.distributed.capture.reads.running import BATCH, Reads, check, compare_all
@@ -24,6 +25,17 @@ def test_what_objects_of_libraries_hold_is_seen(monkeypatch):
     ((numbers, refused),) = run_ranks(lambda rank: compare_all(HELD), 1, timeout=120)
     check(numbers)
     assert refused == []
+
+
+def test_what_libraries_read_is_seen_or_refused(monkeypatch):
+    monkeypatch.setenv("SHARDCORE_CAPTURE", "at-once")
+    refused = (*library_reads.REFUSED, *library_reads.REFUSED_WITHOUT_NUMBERS)
+    cases = (*library_reads.SEEN, *refused)
+    ((numbers, found),) = run_ranks(lambda rank: compare_all(cases), 1, timeout=120)
+    assert found == [make.__name__ for make in refused]
+    for make in library_reads.REFUSED_WITHOUT_NUMBERS:
+        del numbers[make.__name__]
+    check(numbers)
 
 
 def test_the_place_of_a_batch_in_its_memory_is_seen(monkeypatch):

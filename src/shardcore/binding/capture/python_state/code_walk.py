@@ -190,7 +190,7 @@ class CodeWalk(ObjectWalk):
         if type(module) is not ModuleType:  # it may have properties
             self._add(type(module), f"module {name}")
         if not is_library(name) and not is_standard(name):
-            everything = frozenset(space) | self.user_names
+            everything = (frozenset(space) - {"__builtins__"}) | self.user_names
             self._add_named(space, everything if self.names is None else self.user_names, name)
             return
         named = tuple(self.user_names & space.keys())

@@ -7,9 +7,11 @@ from types import MappingProxyType
 # Libraries whose code reads, between steps, only what guards and signatures compare.
 LIBRARIES: Mapping[str, str] = MappingProxyType(
     {
+        "IPython.core.interactiveshell": "passes on what a notebook writes: an effect",
         "absl.logging": "writes messages, as keras-hub's layers do: an effect",
         "attr": "makes classes",
         "attrs": "makes classes",
+        "ipykernel": "shows in a notebook what is written: an effect",
         "keras": "its settings and attributes are compared",
         "ml_dtypes": "number types",
         "numpy": "arrays are compared; its global generator too",
@@ -18,6 +20,8 @@ LIBRARIES: Mapping[str, str] = MappingProxyType(
         "tensorflow": "Keras' preprocessing asks it whether it is building a graph",
         "torch": "its modes belong to a signature; its generators are recorded",
         "typing_extensions": "types",
+        "zmq.error": "makes errors, for ipykernel",
+        "zmq.sugar.socket": "sends, for ipykernel; code that reads a socket is refused",
     }
 )
 
@@ -44,6 +48,7 @@ PURE_MODULES: Mapping[str, str] = MappingProxyType(
         "fractions": "numbers",
         "functools": "calls what it is given; caches are compared",
         "genericpath": "text of paths; its questions to the file system are refused by name",
+        "hashlib": "bytes to bytes",
         "heapq": "orders a list",
         "importlib": "runs once for a module",
         "inspect": "reads signatures and classes",
@@ -57,6 +62,7 @@ PURE_MODULES: Mapping[str, str] = MappingProxyType(
         "os": "text of paths; the environment is compared; calls of the system are refused by name",
         "pprint": "values to text",
         "re": "matches text",
+        "shlex": "text to words; what reads the standard input is refused by name",
         "sre_compile": "patterns",
         "sre_parse": "patterns",
         "statistics": "numbers",

@@ -47,6 +47,12 @@ class ObjectWalk(AttributeWalk):
             self.called.check_function(value)
             self.names_are_computed |= value.__name__ in _READERS
             self._add_contents(value, name)
+        elif objects.is_library_function(value):
+            return
+        elif readers.is_output(value):
+            state = partial(readers.state_of_output, value)
+            self.watched.add_content(state, f"the state of {name}")
+            self._add_attributes(vars(value), name, is_library=False)
         elif issubclass(kind, type):
             self._add_class(value)
         elif is_of(value, ModuleType):

@@ -52,6 +52,8 @@ FUNCTIONS_OF_C = (
     *(types.BuiltinFunctionType, types.MethodDescriptorType, types.ClassMethodDescriptorType),
     *(types.MethodWrapperType, types.WrapperDescriptorType),
 )
+# What Cython makes of the functions of a package: all packages share the class.
+_FUNCTION_OF_CYTHON = type(vars(np.random.RandomState)["random"])
 _KNOWN_TO_THE_WALK = (
     *(*PLAIN, *CONTAINERS, *ORDERED, *VIEWS, *LOOKUPS, CACHED, partial, SimpleNamespace, type),
     *(torch.Tensor, torch.Generator, torch.Size, np.ndarray, np.generic, np.dtype, np.ufunc),
@@ -126,6 +128,11 @@ def slots_of(kind: Any) -> tuple[tuple[str, Any], ...]:
 def refers_to(proxy: Any, value: Any) -> bool:
     """Tells whether a `weakref.proxy` is one of an object; it runs no code of its class."""
     return any(map(partial(is_, proxy), weakref.getweakrefs(value)))
+
+
+def is_library_function(value: Any) -> bool:
+    """Tells a function that Cython made for a known library, as `np.random.normal`."""
+    return is_of(value, _FUNCTION_OF_CYTHON) and is_library(str(value.__module__))
 
 
 @cache

@@ -16,6 +16,9 @@ from shardcore.ports.capture import Observer
 
 _PASSED_LOOKUPS = frozenset(f"<built-in method builtins.{name}>" for name in code_facts.LOOKUPS)
 _LOGGING = ("logging", "absl.logging")
+_WRITES = frozenset(
+    f"<method {name!r} of '_io.TextIOWrapper' objects>" for name in ("write", "writelines")
+)
 # Methods of a logger that write nothing.
 _ASK = frozenset({"isEnabledFor", "getEffectiveLevel", "getChild", "getLogger"})
 
@@ -245,7 +248,12 @@ class ObservedCalls:
         )
         is_logging = "makeRecord" in all_called and not of_user <= _ASK
         is_printing = "<built-in method builtins.print>" in self._called_outside
-        return ["prints"] * is_printing + ["log messages"] * is_logging
+        is_writing = not _WRITES.isdisjoint(self._called_by_users)
+        return (
+            ["prints"] * is_printing
+            + ["log messages"] * is_logging
+            + ["writes to files"] * is_writing
+        )
 
 
 def _key(code: object) -> object:

@@ -11,6 +11,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
+from io import BufferedWriter, FileIO, TextIOWrapper
 from itertools import filterfalse
 from operator import attrgetter
 from types import CellType
@@ -44,6 +45,9 @@ SETTINGS: tuple[tuple[Callable[[], object], str], ...] = (
 # The names by which code reads the environment. It is compared for such code alone: Inductor and
 # other libraries set variables between steps.
 READ_ENVIRONMENT = frozenset({"environ", "getenv", "get_exec_path", "getenvb"})
+_OF_OUTPUT = attrgetter(
+    *("closed", "encoding", "errors", "newlines", "line_buffering", "write_through")
+)
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _DOCUMENTATION: Any = vars(property)["__doc__"]
 _PARTS_OF_ARRAY = (np.ndarray.shape, np.ndarray.dtype, np.ndarray.strides)
@@ -153,6 +157,33 @@ def state_in_c(value: Any, name: str, watched: WatchedValues, *, shows_names: bo
         watched.add_result(partial(_DOCUMENTATION.__get__, value), f"the docstring of {name}")
     if is_of(value, np.flatiter):
         watched.add_content(partial(getattr, value, "index"), f"the index of {name}")
+
+
+def is_output(value: Any) -> bool:
+    """Tells a file of text that code can write and not read, as `sys.stderr` is one.
+
+    What asks for the position or the size of the file are functions of C, which are refused.
+
+    Example:
+        >>> import io
+        >>> is_output(TextIOWrapper(BufferedWriter(io.BytesIO()))), is_output(io.StringIO())
+        (True, False)
+    """
+    if type(value) is not TextIOWrapper:
+        return False
+    try:
+        is_unbuffered = type(value.buffer) is FileIO and not value.buffer.readable()
+        return is_unbuffered or type(value.buffer) is BufferedWriter
+    except ValueError:  # it was detached, or closed
+        return False
+
+
+def state_of_output(file: TextIOWrapper) -> Any:
+    """Reads what code can read of such a file."""
+    try:
+        return _OF_OUTPUT(file)
+    except ValueError:  # it was detached
+        return None
 
 
 def geometry(tensor: torch.Tensor, name: str, watched: WatchedValues) -> None:

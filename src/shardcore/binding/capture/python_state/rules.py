@@ -24,6 +24,7 @@ REFUSED_FUNCTIONS = frozenset(
         *(f"torch.set_default_{name}" for name in ("dtype", "device", "tensor_type")),
         *("torch.get_printoptions", "torch.get_default_device", "torch.get_file_path"),
         *(f"threading.{name}" for name in ("active_count", "enumerate", *_OTHER_THREADS)),
+        *("IPython.get_ipython", "traitlets.SingletonConfigurable.instance"),
         *("concurrent.Future.result", "concurrent.Executor.map", "queue.Queue.get"),
         *(f"traceback.{name}" for name in ("format_exc", "format_stack", "extract_stack")),
         *("torch.load", "torch.hub.load", "torch.seed", "torch.initial_seed"),
@@ -96,6 +97,8 @@ _C_MODULES = frozenset(
         *("operator", "optree", "re", "torch", "types", "typing", "unicodedata", "zlib"),
         *("_datetime", "datetime", "_ast", "_symtable", "_decimal", "_weakrefset"),
         *("tensorflow", "copyreg", "array", "_scproxy", "shardcore"),
+        *(f"_{name}" for name in ("hashlib", "md5", "blake2", "sha1", "sha2", "sha3")),
+        *(f"_{name}" for name in ("sha256", "sha512")),
     }
 )
 _C_FUNCTIONS = frozenset(
@@ -112,8 +115,11 @@ _C_TYPES = re.compile(
     r"|weakref\.|datetime\.|decimal\.|array\.|_struct\.|_random\.|numpy\.|torch|optree\."
     r"|ml_dtypes\.|_contextvars\.|_abc\.|_collections\.|_io\.StringIO|_io\.BytesIO|tensorflow\."
     r"|_functools\.|contextvars\.|_operator\.|_lsprof\."
+    r"|_hashlib\.|_md5\.|_sha\d+\.|_blake2\."
     r"|uuid\.|zoneinfo\.|ipaddress\.|pathlib\.|inspect\.|fractions\."
 )
+# Bases of classes of files, without a state.
+_BASES_OF_FILES = frozenset({"_io._IOBase", "_io._TextIOBase"})
 _ASKS_TORCH = re.compile(r"torch\.\w+\._(?:is|get|check)_")  # privately
 _SETTINGS = re.compile(rf"<built-in method (?:sys\.|gc\.|_weakref\.getweak|{_ASKS_TORCH.pattern})")
 # Methods of locks that return whether one is held. A `with` block calls neither.
@@ -198,7 +204,8 @@ def is_known_class(name: str) -> bool:
         (True, False)
     """
     root = name.partition(".")[0]
-    return is_library(name) or root in _C_MODULES or _C_TYPES.match(name) is not None
+    is_type = _C_TYPES.match(name) is not None or name in _BASES_OF_FILES
+    return is_library(name) or root in _C_MODULES or is_type
 
 
 def remedy(function: str) -> str:
