@@ -130,7 +130,8 @@ def explain(model: KerasModel, batch: object, step: str = "train") -> Explanatio
 
     Args:
         model: A Keras model; compiled, unless the step is "predict".
-        batch: The global batch: `(x, y)` or `(x, y, sample_weight)`; for "predict" `x`.
+        batch: The global batch: `(x, y)` or `(x, y, sample_weight)`; for "predict", and for a
+            model that has no targets, `x`.
         step: "train", "test" or "predict".
 
     Returns:

@@ -170,7 +170,8 @@ def estimate_memory(plan: "Plan", model: Callable[[], KerasModel], batch: object
     Args:
         plan: What `plan` has returned.
         model: The function that builds and compiles the model.
-        batch: The global batch, `(x, y)` or `(x, y, sample_weight)`, or a function that returns it.
+        batch: The global batch, `(x, y)` or `(x, y, sample_weight)`, or a function that returns it;
+            `x` alone for a model that has no targets.
 
     Returns:
         The report: print it for a table, `.to_dict()` for data, `.step_peak` for the sum.

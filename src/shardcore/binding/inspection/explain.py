@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import keras
 import torch
 from keras import Model
 
@@ -26,6 +27,8 @@ from shardcore.reporting.inspection.explanation import Explanation
 
 # The steps of a trainer.
 STEPS = ("train", "test", "predict")
+# The batches of train and test steps, by the fewest parts that they may have.
+EXPECTED = {1: "x, (x, y) or (x, y, sample_weight)", 2: "(x, y) or (x, y, sample_weight)"}
 
 
 def explain_model(
@@ -77,7 +80,10 @@ def _layouts(model: Model, session: Session) -> PlanReport:
 
 
 def checked_batch(model: Model, batch: object, step: str) -> Any:
-    """Checks a batch; a step takes `(x, y, sample_weight)`, or `(x,)` to predict."""
+    """Checks a batch; returns it as `fit` gives it to a step: `x`, `(x, y)`, or with weights.
+
+    To predict, it is `(x,)`.
+    """
     if step not in STEPS:
         raise ArgumentProblem(name="explain(step)", expected=f"one of {STEPS}", got=repr(step))
     if not hasattr(model, "train_step"):
@@ -98,13 +104,20 @@ def checked_batch(model: Model, batch: object, step: str) -> Any:
     if step == "predict":
         data = batch if isinstance(batch, tuple) else (batch,)
         return _same_rows(data[:1], "x")
-    if not isinstance(batch, tuple) or len(batch) not in (2, 3):
+    parts = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
+    least = 2 if _needs_targets(model, step) else 1
+    if not least <= len(parts) <= 3:
         raise ArgumentProblem(
             name=f"explain(batch) of a {step} step",
-            expected="(x, y) or (x, y, sample_weight), the global batch",
+            expected=f"{EXPECTED[least]}, the global batch",
             got=_describe(batch),
         )
-    return _same_rows((*batch, None)[:3], "(x, y, sample_weight)")
+    return keras.utils.pack_x_y_sample_weight(*_same_rows(parts, "(x, y, sample_weight)"))
+
+
+def _needs_targets(model: Model, step: str) -> bool:
+    """Tells whether Keras' own step compares targets with the outputs of the model."""
+    return model.loss is not None and not keras_private.is_own_step(model, f"{step}_step")
 
 
 def _same_rows(data: tuple[object, ...], expected: str) -> tuple[Any, ...]:

@@ -58,7 +58,9 @@ class ExplainedStep:
             {v.path: tensor_of(v) for v in rank_consistency.variables_of(self.model)},
         )
         with tracer.tracing(), self._follow(tracer):
-            if session is not None:
+            if session is None:
+                data = keras_private.map_leaves(batches.as_tensor, data)
+            else:
                 (data,) = batches.distribute_step([data], session)
             self._in_batch = False
             if self.step != "predict":

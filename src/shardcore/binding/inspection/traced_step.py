@@ -145,7 +145,7 @@ def rows_of(batch: object) -> int:
     shape = getattr(leaves[0], "shape", ()) if leaves else ()
     if not shape or not shape[0]:
         raise PolicyError(
-            f"Expected a batch (x, y) of arrays or tensors with rows, got {batch!r}.",
+            f"Expected a batch, as (x, y), of arrays or tensors with rows, got {batch!r}.",
             got=repr(batch),
         )
     return int(shape[0])

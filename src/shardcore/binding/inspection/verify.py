@@ -3,13 +3,14 @@
 import keras
 import torch
 
-from shardcore.binding import torch_modules
+from shardcore.binding import keras_private, torch_modules
 from shardcore.binding.cost import rules_report
 from shardcore.binding.data import batches
 from shardcore.binding.engine import adoption
 from shardcore.binding.keras_private.variables import storage_of, tensor_of
 from shardcore.binding.ranks import rank_consistency
 from shardcore.binding.ranks.session import Session, Sessions
+from shardcore.domain.errors import CallProblem
 from shardcore.domain.layouts.layout import Layout
 from shardcore.reporting.inspection.verification import VariableCheck, Verification
 
@@ -35,6 +36,13 @@ def verify_model(model: keras.Model, batch: object, sessions: Sessions) -> Verif
 
 def _backward(model: keras.Model, batch: object, session: Session) -> None:
     """Computes the gradients of one batch, and restores the state that a forward pass updates."""
+    if model.loss is None and keras_private.is_own_step(model, "train_step"):
+        raise CallProblem(
+            f"verify(batch) computes the gradients of the loss of compile(), and model "
+            f"{model.name!r} has none, but an own train_step: train one step, and then call "
+            "verify(model), which checks the gradients of that step.",
+            name=model.name,
+        )
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batches.distribute(batch, session))
     state = [(v, tensor_of(v).detach().clone()) for v in model.non_trainable_variables]
     buffers = [(buffer, buffer.clone()) for buffer in torch_modules.buffers(model)]

@@ -105,7 +105,7 @@ def _checked_builder(model: object, options: Mapping[str, object]) -> Callable[[
         )
     if options.get("batch") is None:
         raise PolicyError(
-            "Policy 'auto' traces a train step: give batch=, a batch (x, y) of any number of "
+            "Policy 'auto' traces a train step: give batch=, a batch as fit() has, of any number of "
             "rows, or a function that returns one; rows= is the number of rows of the global batch."
         )
     for name in ("rows", "host"):
