@@ -15,6 +15,7 @@ from shardcore.domain.layouts.layout import Layout
 from shardcore.domain.layouts.mesh import Mesh
 from shardcore.domain.layouts.path_keys import METACHARACTERS
 from shardcore.domain.layouts.path_rules import PathRules
+from shardcore.domain.layouts.spec import entry_axes
 from shardcore.policies.specs import replicated
 from shardcore.ports.policy import Choice, LayerFacts, Spec, VariableFacts
 
@@ -41,6 +42,18 @@ class PlannedRules:
     def by_path(self) -> PathRules[Spec]:
         """The specs of its rules, to be looked up by path."""
         return PathRules({rule.key: rule.spec for rule in self.rules})
+
+
+def idle_axes(mesh: Mesh, batch_axes: Iterable[str], specs: Iterable[Spec]) -> tuple[str, ...]:
+    """Lists the axes of a mesh over which neither the batch nor anything of a model is sharded.
+
+    Example:
+        >>> idle_axes(Mesh((2, 4), ("data", "model")), ("data",), [(None, None)])
+        ('model',)
+    """
+    used = {axis for spec in specs for dim in spec for axis in entry_axes(dim)}
+    used.update(batch_axes)
+    return tuple(axis for axis in mesh.axis_names if mesh.axis_size(axis) > 1 and axis not in used)
 
 
 def complete(choices: Mapping[str, Choice], model: LayerFacts, mesh: Mesh) -> dict[str, Choice]:

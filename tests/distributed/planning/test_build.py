@@ -28,6 +28,16 @@ def loss_of(model):
     return float(model.train_on_batch(*BATCH))
 
 
+def logged(level):
+    """Returns the list that gets the messages about plans from now on."""
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logging.getLogger("shardcore.plan").addHandler(handler)
+    logging.getLogger("shardcore.plan").setLevel(level)
+    return lines
+
+
 def of_one_device(_rank):
     keras.utils.set_random_seed(0)
     return loss_of(net())
@@ -69,11 +79,7 @@ def test_all_ranks_raise_the_error_of_the_search():
 
 def test_a_policy_on_a_mesh_builds_its_shards_and_logs_one_line():
     def program(_rank):
-        lines = []
-        handler = logging.Handler()
-        handler.emit = lambda record: lines.append(record.getMessage())
-        logging.getLogger("shardcore.plan").addHandler(handler)
-        logging.getLogger("shardcore.plan").setLevel(logging.INFO)
+        lines = logged(logging.INFO)
         keras.utils.set_random_seed(0)
         shardcore.install()
         mesh = keras.distribution.DeviceMesh((2,), ("data",))
@@ -88,6 +94,27 @@ def test_a_policy_on_a_mesh_builds_its_shards_and_logs_one_line():
         assert lines == [
             "The model is built: fully_sharded over mesh (data=2): 1.4 KiB of variables on a rank."
         ]
+
+
+def test_a_policy_that_shards_nothing_over_an_axis_warns():
+    def odd():
+        head = keras.layers.Dense(2, name="head")
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3, name="up"), head])
+        model.compile("sgd", "mse")
+        return model
+
+    def program(_rank):
+        lines = logged(logging.WARNING)
+        shardcore.install()
+        mesh = keras.distribution.DeviceMesh((1, 2), ("data", "model"))
+        for make in (net, odd):
+            shardcore.build(make, "tensor_parallel", mesh=mesh, small=0)
+            lines.append("built")
+        return lines
+
+    before, line, after = run_ranks(program, 2)[0]
+    assert before == after == "built"
+    assert "tensor_parallel shards nothing over mesh axis 'model': its 2 ranks" in line
 
 
 def test_what_cannot_be_built_says_what_to_give():

@@ -105,10 +105,10 @@ def test_what_a_step_needs_is_said():
             with pytest.raises(ArgumentProblem, match=r"Expected \(x, y\) or \(x, y, sample"):
                 shardcore.explain(model, batch)
 
+        keras.distribution.set_distribution(keras.distribution.DataParallel())
+        own = Inputs()
+        own.compile("sgd")
         with pytest.raises(CallProblem, match="an own train_step: train one step"):
-            keras.distribution.set_distribution(keras.distribution.DataParallel())
-            own = Inputs()
-            own.compile("sgd")
             shardcore.verify(own, X)
         own.fit(X, verbose=0)
         assert shardcore.verify(own).ok

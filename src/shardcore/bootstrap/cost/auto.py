@@ -105,8 +105,8 @@ def _checked_builder(model: object, options: Mapping[str, object]) -> Callable[[
         )
     if options.get("batch") is None:
         raise PolicyError(
-            "Policy 'auto' traces a train step: give batch=, a batch as fit() has, of any number of "
-            "rows, or a function that returns one; rows= is the number of rows of the global batch."
+            "Policy 'auto' traces a train step: give batch=, a batch as fit() has, with any number "
+            "of rows, or a function that returns one; rows= has the rows of the global batch."
         )
     for name in ("rows", "host"):
         if options.get(name) is not None and not _is_count(options[name]):

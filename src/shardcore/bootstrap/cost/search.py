@@ -16,11 +16,10 @@ from shardcore.domain.cost.machine import Machine
 from shardcore.domain.cost.rank_step import RankStep, StepCost, cost_of
 from shardcore.domain.errors import PolicyError
 from shardcore.domain.layouts.mesh import Mesh
-from shardcore.domain.layouts.spec import entry_axes
 from shardcore.policies.candidates import Candidate, candidates
 from shardcore.policies.per_layer import BATCH_NDIM, NAME, policies_on
 from shardcore.policies.regions import layer_groups
-from shardcore.policies.rules import shared_keys
+from shardcore.policies.rules import idle_axes, shared_keys
 from shardcore.ports.policy import LayerFacts
 from shardcore.reporting.cost.ranking import BATCH, EQUAL, IDLE, MEMORY, PassedOver, Priced, Ranking
 
@@ -258,13 +257,8 @@ def plan_candidate(
 
 
 def _has_idle_axis(planned: PlannedCandidate) -> bool:
-    """Looks for an axis over which neither the batch nor anything of the model is sharded."""
-    candidate = planned.candidate
-    used = {axis for rule in planned.plan.rules for dim in rule.spec for axis in entry_axes(dim)}
-    return any(
-        candidate.mesh.axis_size(axis) > 1 and axis not in used
-        for axis in candidate.mesh.axis_names[candidate.batch_ndim :]
-    )
+    specs = (rule.spec for rule in planned.plan.rules)
+    return bool(idle_axes(planned.candidate.mesh, planned.candidate.batch_axes, specs))
 
 
 def _least_bytes(planned: PlannedCandidate, facts: LayerFacts, times: Mapping[str, int]) -> int:
