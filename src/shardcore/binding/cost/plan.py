@@ -19,12 +19,9 @@ from shardcore.domain.layouts.spec import DimSpec, dim_spec
 from shardcore.policies.rules import PlannedRules, idle_axes
 from shardcore.ports.policy import LayerFacts, VariableFacts
 from shardcore.ports.types import LayoutLike, MeshLike
-from shardcore.reporting.cost.plan import PlanReport, plan_report
+from shardcore.reporting.cost.plan import PlanReport, plan_report, warn_of_idle
 from shardcore.reporting.cost.ranking import Ranking
-from shardcore.reporting.logs import log_of
 from shardcore.reporting.tables import human_bytes
-
-logger = log_of("plan")
 
 _EDITED = "edited"
 
@@ -80,15 +77,7 @@ class Plan(keras.distribution.LayoutMap):  # type: ignore[misc]
     def distribute(self) -> None:
         """Sets the distribution that uses the plan; warns of axes over which it shards nothing."""
         specs = [layout.axes for layout in self._layout_map.values()]
-        for axis in idle_axes(self.mesh, self._batch_axes, specs):
-            logger.warning(
-                "Policy %s shards nothing over mesh axis %r: its %d ranks hold and compute the "
-                "same. print(plan) says why; another policy, or a mesh without this axis, would "
-                "use them.",
-                self.policy,
-                axis,
-                self.mesh.axis_size(axis),
-            )
+        warn_of_idle(self.policy, self.mesh, idle_axes(self.mesh, self._batch_axes, specs))
         distribution = keras.distribution.ModelParallel(
             layout_map=self, batch_dim_name=self.batch_dim_name
         )

@@ -12,6 +12,7 @@ from shardcore.domain.layouts.mesh import Mesh
 from shardcore.domain.layouts.path_rules import PathRules
 from shardcore.domain.layouts.spec import DimSpec
 from shardcore.domain.layouts.variable_size import VariableSize
+from shardcore.reporting.logs import log_of
 from shardcore.reporting.tables import Column, Report, build, human_bytes
 
 COLUMNS = (
@@ -28,6 +29,21 @@ KINDS: dict[Kind, str] = {
     "activations": "all other results of operators, and gradients before they are reduced",
     "collectives": "what collectives give: all-gathered weights, reduced sums",
 }
+
+
+logger = log_of("plan")
+
+
+def warn_of_idle(policy: str, mesh: Mesh, axes: Iterable[str]) -> None:
+    """Warns of the axes of a mesh over which a plan shards nothing."""
+    for axis in axes:
+        logger.warning(
+            "Policy %s shards nothing over mesh axis %r: its %d ranks hold and compute the same. "
+            "print(plan) says why; another policy, or a mesh without this axis, would use them.",
+            policy,
+            axis,
+            mesh.axis_size(axis),
+        )
 
 
 @attrs.frozen

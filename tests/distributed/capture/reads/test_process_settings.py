@@ -1,9 +1,11 @@
 """Settings of the process and attributes of batches that change between steps."""
 
+import numbers
 import os
 import threading
 import time
 import warnings
+from collections.abc import Sized
 from threading import current_thread as thread
 from warnings import warn as tell
 
@@ -14,6 +16,8 @@ import torch
 
 import shardcore
 from shardcore.testing import run_ranks
+from tests.distributed.capture.steps import messages
+from tests.distributed.programs import distribute
 
 LARGE = np.float32(1e30)
 
@@ -114,3 +118,32 @@ def test_an_attribute_of_a_batch_is_seen(monkeypatch):
 
     ((eager, captured),) = run_ranks(lambda rank: compared(work), 1)
     assert captured == eager == [1.0] * 4 + [2.0] * 4
+
+
+def test_what_a_library_sets_on_one_rank_alone_is_no_change(monkeypatch):
+    """As a logger does that is imported on rank 0: filters of what is shown, registered classes."""
+    monkeypatch.setenv("SHARDCORE_CAPTURE", "at-once")
+
+    def program(rank):
+        class Checks(keras.layers.Layer):
+            sizes = (2, 3)
+
+            def call(self, x):
+                if not isinstance(self.sizes, Sized):
+                    warnings.warn("no sizes", stacklevel=2)
+                return x * self.sizes[0]
+
+        warnings.resetwarnings()  # pytest makes errors of warnings
+        distribute((2, 1))
+        model = keras.Sequential([Checks()])
+        said = messages()
+        batch = np.ones((4, 3), "float32")
+        before = predictions(model, [batch] * 4)
+        if rank == 0:
+            warnings.filterwarnings("ignore", module="a_logger")
+            numbers.Number.register(type("Own", (), {}))
+        return before + predictions(model, [batch] * 4), said
+
+    for found, said in run_ranks(program, 2):
+        assert found == [2.0] * 8
+        assert said == []

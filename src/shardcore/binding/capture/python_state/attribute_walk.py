@@ -59,6 +59,7 @@ class AttributeWalk(abc.ABC):
     of_variables: set[int] = attrs.field(factory=set, init=False)  # the ids of their tensors
     # Of classes of libraries: the namespace of the class, the name of a method, and both.
     methods: list[tuple[Any, str, str]] = attrs.field(factory=list, init=False)
+    abstract: list[Any] = attrs.field(factory=list, init=False)  # classes that register others
     has_decimals: bool = attrs.field(default=False, init=False)  # whether it visited some
     budget: readers.Budget = attrs.field(factory=readers.Budget, init=False)
     # All names in the user's code, and those that it has looked up.
@@ -135,6 +136,8 @@ class AttributeWalk(abc.ABC):
 
     def _add_class(self, kind: type) -> None:
         self.called.check_class(kind)
+        if is_of(kind, abc.ABCMeta):
+            self.abstract.append(kind)
         space, module = vars(kind), kind.__module__
         if is_library(module) or is_standard(module):
             # Methods that programs replace, and those that the user's code reaches by `super()`.

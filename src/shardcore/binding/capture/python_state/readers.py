@@ -5,8 +5,6 @@ import logging
 import os
 import random
 import threading
-import time
-import warnings
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -34,17 +32,6 @@ _PARTS_OF_EXCEPTION = tuple(
     vars(BaseException)[name]
     for name in ("args", "__cause__", "__context__", "__suppress_context__")
 )
-# Settings of the process that code may read under any name, or that decide whether NumPy raises:
-# how to read them, and their title. All together take 3 microseconds.
-SETTINGS: tuple[tuple[Callable[[], object], str], ...] = (
-    (np.geterr, "NumPy's handling of errors"),
-    (lambda: list(warnings.filters), "the filters of warnings"),
-    (lambda: threading.current_thread().name, "the name of this thread"),
-    (lambda: (time.timezone, time.altzone, time.tzname), "the time zone"),
-)
-# The names by which code reads the environment. It is compared for such code alone: Inductor and
-# other libraries set variables between steps.
-READ_ENVIRONMENT = frozenset({"environ", "getenv", "get_exec_path", "getenvb"})
 _OF_OUTPUT = attrgetter(
     *("closed", "encoding", "errors", "newlines", "line_buffering", "write_through")
 )

@@ -3,7 +3,6 @@
 An attribute counts if the code that ran names it. What counts is compared, or the step is refused.
 """
 
-import abc
 import copyreg
 import decimal
 import logging
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 
 from shardcore.binding import keras_private
-from shardcore.binding.capture.python_state import readers
+from shardcore.binding.capture.python_state import settings
 from shardcore.binding.capture.python_state.code_walk import CodeWalk
 from shardcore.binding.capture.python_state.known_modules import is_library
 from shardcore.binding.capture.python_state.objects import refers_to
@@ -132,10 +131,9 @@ class _StepWalk(CodeWalk):
     def visit_environment(self) -> None:
         """Adds the environment, loggers and settings of libraries that the user's code reads."""
         watch = self.watched.add_content
-        watch(abc.get_cache_token, "the classes that are registered with an ABC")
-        for read, title in readers.SETTINGS:
+        for read, title in settings.SETTINGS:
             watch(read, title)
-        if readers.READ_ENVIRONMENT & (self.user_names | self.called.called_of("os")):
+        if settings.READ_ENVIRONMENT & (self.user_names | self.called.called_of("os")):
             watch(lambda: dict(os.environ), "os.environ")
         if self.has_decimals or "Decimal" in self.user_names:
             watch(lambda: repr(decimal.getcontext()), "the context of decimal numbers")
@@ -154,3 +152,5 @@ class _StepWalk(CodeWalk):
                 self._add(logging.getLogger(name), f"logger {name!r}")
             self._add(logging.root, "the root logger")
             self._visit_pending()
+        registrations = settings.Registrations(tuple(self.abstract))
+        watch(registrations, "the classes that are registered with an ABC")
