@@ -1,5 +1,7 @@
 """Ranks that would do different things are found at the first step, and named, on every rank."""
 
+import os
+
 import keras
 import numpy as np
 import pytest
@@ -11,14 +13,15 @@ from tests.distributed.programs import assert_fails_everywhere, distribute
 X = np.random.default_rng(0).normal(size=(4, 4)).astype("float32")
 
 
-def train(*, mesh=(2, 1), rule=(None, "model"), units=4, x=X, extra=False):
+def train(*, mesh=(2, 1), rule=(None, "model"), units=4, x=X, extra=False, capture="", jit="auto"):
+    os.environ["SHARDCORE_CAPTURE"] = capture  # of this rank, which was forked for the test
     distribute(mesh, {".*hidden/kernel": rule})
     keras.utils.set_random_seed(1)
     layers = [keras.layers.Dense(units, name="hidden"), keras.layers.Dense(1, name="head")]
     if extra:
         layers.append(keras.layers.Dense(1, name="extra"))
     model = keras.Sequential([keras.Input((4,)), *layers])
-    model.compile("sgd", "mse")
+    model.compile("sgd", "mse", jit_compile=jit)
     model.fit(x, np.zeros((len(x), 1)), verbose=0, shuffle=False)
 
 
@@ -37,9 +40,11 @@ def train(*, mesh=(2, 1), rule=(None, "model"), units=4, x=X, extra=False):
             {"extra": True},
             r"variable sequential/extra/kernel: rank 1 has .*, rank 0 has nothing",
         ),
+        ({}, {"capture": "audit"}, r"SHARDCORE_CAPTURE: rank 1 has at_once=True, audit=10, rank 0"),
+        ({}, {"jit": False}, r"compile\(jit_compile=\): rank 1 has False, rank 0 has auto"),
         ({}, {"x": X + 1}, r"batch input 0: rank 1 has .*content .* Give every process the same"),
     ],
-    ids=["rule", "mesh", "shape", "variable", "batch"],
+    ids=["rule", "mesh", "shape", "variable", "capture", "compile", "batch"],
 )
 def test_every_rank_names_the_deviation_of_rank_1(usual, odd, message):
     assert_fails_everywhere(

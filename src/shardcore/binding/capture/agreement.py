@@ -5,10 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
+from keras import Model
 
 from shardcore.binding.ranks.session import Session
 from shardcore.domain.capture import Event
-from shardcore.ports.capture import Program, RecordedSum, RecordedSums, StepTrace
+from shardcore.ports.capture import Program, RecordedSum, RecordedSums, StepCapture, StepTrace
 
 _OTHERS = "the ranks start other collectives, or some of them alone in a CUDA graph"
 
@@ -94,3 +95,12 @@ def _digests(program: Program | None) -> dict[str, str]:
     for collective in collectives:
         facts.setdefault(collective.group, []).append(collective.elements)
     return {name: hashlib.sha256(repr(fact).encode()).hexdigest() for name, fact in facts.items()}
+
+
+def settings_of(trainer: Model, capture: StepCapture[Any]) -> dict[str, str]:
+    """Describes what decides whether steps are captured: it must be equal on all ranks."""
+    return {
+        "SHARDCORE_CAPTURE": f"at_once={capture.at_once}, audit={capture.audit_interval}",
+        "compile(jit_compile=)": str(trainer.jit_compile),
+        "compile(run_eagerly=)": str(bool(trainer.run_eagerly)),
+    }

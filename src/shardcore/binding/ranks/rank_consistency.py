@@ -20,10 +20,12 @@ Facts = dict[str, str]
 _SUMMED_AT_ONCE = 2**20
 
 
-def check_model(model: Model, data: object, session: Session) -> None:
+def check_model(
+    model: Model, data: object, session: Session, settings: Facts | None = None
+) -> None:
     """Compares mesh, variables, layouts, copies and batch on all ranks, for the first step.
 
-    Refuses a model that was laid out over another mesh.
+    Refuses a model that was laid out over another mesh. `settings` are compared too.
     """
     variables, inputs = list(variables_of(model)), batch_facts(data, session)
     facts = {
@@ -31,6 +33,7 @@ def check_model(model: Model, data: object, session: Session) -> None:
         "mesh": f"{session.mesh} over processes {session.world.processes}",
         **{f"variable {v.path}": _describe(v, session) for v in variables},
         "batch inputs": str(len(inputs)),
+        **(settings or {}),
         **(inputs if session.distribution.auto_shard_dataset else {}),
     }
     compare(facts, session)

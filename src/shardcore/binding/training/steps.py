@@ -11,6 +11,7 @@ import torch
 from keras import Model
 
 from shardcore.binding import keras_private
+from shardcore.binding.capture.agreement import settings_of
 from shardcore.binding.capture.large_steps import is_large
 from shardcore.binding.capture.step import CapturedStep
 from shardcore.binding.cost import rules_report
@@ -66,9 +67,7 @@ class Steps:
         "keras.src.backend.torch.trainer:TorchTrainer.train_on_batch",
         "keras.src.backend.torch.trainer:TorchTrainer.test_on_batch",
         "keras.src.backend.torch.trainer:TorchTrainer.predict_on_batch",
-        reason=(
-            "Of a sharded model outside its scope, data, callbacks and files find no distribution."
-        ),
+        reason="Outside its scope, data, callbacks and files of a sharded model find no mesh.",
     )
     def within_scope(
         self, original: Original, trainer: Model, *args: object, **kwargs: object
@@ -204,7 +203,8 @@ class _Step:
         with session.strategy.implicit_replication(), self.sessions.working(self.trainer):
             if first:
                 adoption.adopt(self.trainer, session)
-                rank_consistency.check_model(self.trainer, data, session)
+                settings = settings_of(self.trainer, self.captured.capture)
+                rank_consistency.check_model(self.trainer, data, session, settings)
                 rules_report.check_plan(self.trainer, session)
             batch = ahead or batches.distribute_step(data, session)
             large = is_large(self.captured, batch, session)
