@@ -105,7 +105,8 @@ def settings() -> tuple[Any, ...]:
     return (
         *(settings.epsilon(), settings.floatx(), settings.image_data_format(), attention),
         *(settings.dtype_policy().name, settings.is_traceback_filtering_enabled()),
-        settings.is_interactive_logging_enabled(),
+        *(settings.is_interactive_logging_enabled(), settings.max_epochs()),
+        settings.max_steps_per_epoch(),
     )
 
 

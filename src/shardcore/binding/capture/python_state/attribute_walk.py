@@ -144,10 +144,11 @@ class AttributeWalk(abc.ABC):
             named = (self.user_names | _COMPUTE) & space.keys()
             self.methods.extend((space, key, f"{kind.__qualname__}.{key}") for key in named)
             return
+        named = self.user_names | _FIELDS
         entries = [
             (key, value)
             for key, value in space.items()
-            if not key.startswith("__") or is_of(value, *_METHODS) or key in self.user_names
+            if not key.startswith("__") or is_of(value, *_METHODS) or key in named
         ]
         title = f"class {kind.__qualname__}"
         if self.shows_names:
@@ -164,7 +165,8 @@ class AttributeWalk(abc.ABC):
             if self._is_relevant(key) or key.startswith("__"):
                 self._add(value, f"{key!r} of {title}")
         self.watched.add_results(partial(_BASES, kind), f"the bases of {title}")
-        self._add(type(kind), kind.__name__)
+        for base in (type(kind), *kind.__mro__[1:]):
+            self._add(base, base.__name__)
 
     def watch_methods(self) -> None:
         """Adds the methods of all classes of libraries at once: to look up each takes longer."""

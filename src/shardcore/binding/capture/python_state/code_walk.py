@@ -133,6 +133,18 @@ class CodeWalk(ObjectWalk):
                 self.watched.add_result(partial(readers.CELL_CONTENTS, cell), f"closure of {title}")
                 self._add(readers.read_or_none(cell, None), f"closure of {title}")
 
+    def visit_standard_functions(self) -> None:
+        """Adds the functions of the standard library that ran, which a program may replace."""
+        for name, codes in self.called.standard_functions().items():
+            module = vars(sys.modules.get(name, ModuleType(name)))
+            classes = [kind for kind in module.values() if is_of(kind, type)]
+            for space in (module, *(vars(kind) for kind in classes if kind.__module__ == name)):
+                self.methods += (
+                    (space, key, f"{name}.{key}")
+                    for key, value in space.items()
+                    if code_facts.code_of(value) in codes
+                )
+
     def _note_namespace(self, code: CodeType, namespace: dict[str, Any]) -> None:
         self.namespaces[id(code)] = namespace
         for constant in code.co_consts:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 LIBRARIES: Mapping[str, str] = MappingProxyType(
     {
         "IPython.core.interactiveshell": "passes on what a notebook writes: an effect",
+        "_pytest.capture": "keeps what a test prints: an effect",
         "absl.logging": "writes messages, as keras-hub's layers do: an effect",
         "attr": "makes classes",
         "attrs": "makes classes",
@@ -80,6 +81,9 @@ PURE_MODULES: Mapping[str, str] = MappingProxyType(
         "zipimport": "runs once for a module",
     }
 )
+
+# Modules of streams that show what is printed: of these the identity is compared alone.
+STREAMS = frozenset({"_pytest.capture", "ipykernel.iostream"})
 
 # Modules whose calls of C are effects, or happen once.
 EFFECTS = frozenset({"importlib", "linecache", "logging", "threading", "traceback", "warnings"})

@@ -19,7 +19,7 @@ import torch
 from shardcore.binding import keras_private
 from shardcore.binding.capture.python_state import objects, readers
 from shardcore.binding.capture.python_state.attribute_walk import AttributeWalk
-from shardcore.binding.capture.python_state.known_modules import is_library
+from shardcore.binding.capture.python_state.known_modules import STREAMS, is_library
 from shardcore.binding.capture.python_state.objects import attributes_of, is_of, namespace_reader
 from shardcore.binding.keras_private.variables import tensor_of
 from shardcore.domain.capture import NotCaptured
@@ -47,7 +47,7 @@ class ObjectWalk(AttributeWalk):
             self.called.check_function(value)
             self.names_are_computed |= value.__name__ in _READERS
             self._add_contents(value, name)
-        elif objects.is_library_function(value):
+        elif objects.is_library_function(value) or kind.__module__ in STREAMS:
             return
         elif readers.is_output(value):
             state = partial(readers.state_of_output, value)

@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from shardcore.binding.capture.python_state import code_facts, rules
+from shardcore.binding.capture.python_state.known_modules import is_effect, is_standard
 from shardcore.binding.capture.python_state.objects import is_of_c, name_of
 from shardcore.binding.capture.python_state.thread_profile import open_profile
 from shardcore.domain.capture import NotCaptured
@@ -179,11 +180,13 @@ class ObservedCalls:
     def check_class(self, kind: type) -> None:
         """Checks a class of C, which code may make and iterate over: `io.FileIO(path)`.
 
+        One of tuples, as that of `sys.version_info`, holds what it is made of.
+
         Raises:
             NotCaptured: If it may read what no guard compares.
         """
         name = f"{kind.__module__}.{kind.__qualname__}"
-        if is_of_c(kind) and not rules.is_known_class(name):
+        if is_of_c(kind) and not issubclass(kind, tuple) and not rules.is_known_class(name):
             raise NotCaptured(
                 f"{self.caller_of(name)} uses {name}, a class of C that may read anything: "
                 f"{rules.remedy(name)}"
@@ -236,6 +239,24 @@ class ObservedCalls:
     def _names_looked_up(self, code: CodeType) -> set[str]:
         return self._looked_up.get(id(code), (code, set[str]()))[1]
 
+    def prints(self) -> bool:
+        """Tells whether the user's code prints."""
+        return "<built-in method builtins.print>" in self._called_outside
+
+    def standard_functions(self) -> dict[str, set[CodeType]]:
+        """Collects the functions that ran of modules of the standard library, by module.
+
+        Not those of modules whose calls are effects, which a captured step does not repeat.
+        """
+        called = filter(code_facts.is_python, self._called_outside.values())
+        modules = set(map(code_facts.module_of, called))
+        functions: dict[str, set[CodeType]] = {}
+        for code in self._codes.values():
+            module = code_facts.module_of(code)
+            if module in modules and is_standard(module) and not is_effect(module):
+                functions.setdefault(module, set()).add(code)
+        return functions
+
     def effects(self) -> list[str]:
         """Lists what the user's code does that a captured step does not repeat."""
         # A level that is asked for is no message, nor is one that the level leaves out.
@@ -247,10 +268,9 @@ class ObservedCalls:
             )
         )
         is_logging = "makeRecord" in all_called and not of_user <= _ASK
-        is_printing = "<built-in method builtins.print>" in self._called_outside
         is_writing = not _WRITES.isdisjoint(self._called_by_users)
         return (
-            ["prints"] * is_printing
+            ["prints"] * self.prints()
             + ["log messages"] * is_logging
             + ["writes to files"] * is_writing
         )

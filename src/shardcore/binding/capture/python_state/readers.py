@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from shardcore.binding import keras_private
-from shardcore.binding.capture.python_state.objects import attributes_of, is_of
+from shardcore.binding.capture.python_state.objects import attributes_of, is_of, wrapped
 from shardcore.binding.capture.python_state.watched import WatchedValues
 from shardcore.domain.capture import NotCaptured
 
@@ -36,6 +36,7 @@ _OF_OUTPUT = attrgetter(
     *("closed", "encoding", "errors", "newlines", "line_buffering", "write_through")
 )
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
+_MOST: Any = vars(deque)["maxlen"]
 _DOCUMENTATION: Any = vars(property)["__doc__"]
 _PARTS_OF_ARRAY = (np.ndarray.shape, np.ndarray.dtype, np.ndarray.strides)
 # The most bytes of arrays and the like that one guard compares before each step.
@@ -136,6 +137,10 @@ def state_in_c(value: Any, name: str, watched: WatchedValues, *, shows_names: bo
         watched.add_results(partial(_parts_of_exception, value), name)
     if is_of(value, torch.Generator):
         watched.add_content(value.initial_seed, f"the seed of {name}")
+    if is_of(value, deque):
+        watched.add_content(partial(_MOST.__get__, value), f"the most members of {name}")
+    if is_of(value, property):
+        watched.add_results(partial(wrapped, value), f"the functions of {name}")
     if is_of(value, CellType):
         watched.add_result(partial(CELL_CONTENTS, value), name)
     if shows_names and is_of(value, *_LOCKS):

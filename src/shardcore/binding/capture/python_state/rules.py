@@ -11,7 +11,7 @@ from shardcore.binding.capture.python_state.known_modules import is_library
 # No profile has what another thread does for the step.
 _OTHER_THREADS = ("Thread.start", "Thread.join", "Condition.wait", "Event.wait")
 _OF_INSPECT = ("stack", "currentframe", "trace", "getmembers", "get_annotations")
-# Functions of Python, by module and name, that read or set what no guard sees.
+# Functions of Python that read or set what no guard sees: the package, and the name in its module.
 REFUSED_FUNCTIONS = frozenset(
     {
         *("importlib.import_module", "importlib.reload", "typing.get_type_hints"),
@@ -27,16 +27,12 @@ REFUSED_FUNCTIONS = frozenset(
         *("IPython.get_ipython", "traitlets.SingletonConfigurable.instance"),
         *("concurrent.Future.result", "concurrent.Executor.map", "queue.Queue.get"),
         *(f"traceback.{name}" for name in ("format_exc", "format_stack", "extract_stack")),
-        *("torch.load", "torch.hub.load", "torch.seed", "torch.initial_seed"),
+        *("torch.load", "torch.get_dir", "torch.seed", "torch.initial_seed"),
         *("torch.get_rng_state", "random.Random.getstate", "torch.get_sharing_strategy"),
-        *(f"absl.logging.level_{level}" for level in ("debug", "info", "warning", "error")),
-        *(
-            "absl.logging.get_verbosity",
-            "absl.logging.vlog_is_on",
-            "absl.logging.get_log_file_name",
-        ),
+        *(f"absl.level_{level}" for level in ("debug", "info", "warning", "error")),
+        *("absl.get_verbosity", "absl.vlog_is_on", "absl.get_log_file_name"),
         *("logging.getLevelName", "logging.getLevelNamesMapping", "logging.getLogRecordFactory"),
-        *(f"torch.cuda.{name}" for name in ("memory_allocated", "mem_get_info", "memory_stats")),
+        *(f"torch.{name}" for name in ("memory_allocated", "mem_get_info", "memory_stats")),
         *(f"posixpath.{name}" for name in ("realpath", "abspath", "expanduser", "expandvars")),
         *(f"genericpath.{name}" for name in ("exists", "isfile", "isdir", "getsize", "getmtime")),
     }
@@ -77,13 +73,14 @@ _CHANGING = frozenset(
 
 _CHANGING_METHODS = frozenset({("get_state", "numpy.random.mtrand.RandomState")})
 
-# Attributes by which code reads what no guard compares: of frames, tracebacks and classes, and of
-# the memory of tensors. A name in code may be that of any object.
+# Attributes by which code reads what no guard compares: of frames, tracebacks and classes, of the
+# memory of tensors, and of torch's backends, some of which raise where another name was set. A
+# name in code may be that of any object.
 REFUSED_ATTRIBUTES = frozenset(
     {
         *("__traceback__", "tb_frame", "f_back", "f_locals", "gi_frame", "cr_frame", "ag_frame"),
         *("__abstractmethods__", "__annotations__", "__weakref__"),
-        *("is_shared", "storage_offset", "untyped_storage"),
+        *("is_shared", "storage_offset", "untyped_storage", "allow_tf32", "fp32_precision"),
     }
 )
 

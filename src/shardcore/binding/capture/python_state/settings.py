@@ -1,6 +1,7 @@
 """Settings of the process that the code of a step may read, and that no attribute holds."""
 
 import abc
+import sys
 import threading
 import time
 import warnings
@@ -34,6 +35,7 @@ def filters_of_errors() -> list[Any]:
 SETTINGS: tuple[tuple[Callable[[], object], str], ...] = (
     (np.geterr, "NumPy's handling of errors"),
     (filters_of_errors, "the filters of warnings"),
+    (sys.get_int_max_str_digits, "the most digits of an integer as text"),
     (lambda: threading.current_thread().name, "the name of this thread"),
     (lambda: (time.timezone, time.altzone, time.tzname), "the time zone"),
 )

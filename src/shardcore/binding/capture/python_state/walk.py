@@ -7,6 +7,7 @@ import copyreg
 import decimal
 import logging
 import os
+import sys
 import threading
 from collections.abc import Iterable
 from typing import Any
@@ -60,6 +61,7 @@ def watch_state(
         walk.check_weak_references()
         walk.check_names()
         walk.visit_environment()
+        walk.visit_standard_functions()
         walk.watch_methods()
         return walk
 
@@ -137,6 +139,8 @@ class _StepWalk(CodeWalk):
             watch(lambda: dict(os.environ), "os.environ")
         if self.has_decimals or "Decimal" in self.user_names:
             watch(lambda: repr(decimal.getcontext()), "the context of decimal numbers")
+        if self.called.prints():
+            self._add_named(vars(sys), ("stdout",), "sys")
         self._add_named(*keras_private.global_state_of(self.user_names), "Keras' global state")
         self._visit_pending()
         if "numpy._core.arrayprint" in self.called.modules_called():
