@@ -1,5 +1,6 @@
 """Local shards of tensors, which a captured step takes and returns, and tensors made of them."""
 
+import threading
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
@@ -60,8 +61,12 @@ def local_tensors(data: object, session: Session | None) -> list[Any]:
 def why_not_seen(data: object) -> str:
     """Says what of a batch no signature has: attributes, gradients, classes; empty for nothing.
 
-    Code may read an attribute that a user, or Keras for a mask, has set on a tensor.
+    Code may read an attribute that a user, or Keras for a mask, has set on a tensor. A step on
+    another thread may run beside one of the main thread.
     """
+    thread = threading.current_thread()
+    if thread is not threading.main_thread():
+        return f"it runs on thread {thread.name!r}, and steps are captured on the main one alone"
     try:
         leaves = keras_private.leaves(data)
     except TypeError:  # Keras sorts the keys of dicts

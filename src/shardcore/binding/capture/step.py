@@ -4,7 +4,6 @@ The states of a step, and what leads from one to another, are in `domain.capture
 """
 
 import math
-import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
@@ -152,13 +151,12 @@ class CapturedStep:
 
     def _is_wanted(self) -> bool:
         jit = self.trainer.jit_compile
-        is_main = threading.current_thread() is threading.main_thread()
-        if self.trainer.run_eagerly or not is_main or self.capture.is_recording():
+        if self.trainer.run_eagerly or self.capture.is_recording():
             return False  # a step within a step is part of it
         return jit is True or isinstance(jit, keras_private.Auto)
 
     def _is_refused(self, data: object, session: Session | None) -> bool:
-        """Refuses a batch or a mode of torch that a program would not know."""
+        """Refuses a batch, a thread or a mode of torch that a program would not know."""
         mode, reason = self.capture.active_mode(), why_not_seen(data)
         if mode:
             wait_for_new_trace(self._reports.step, f"the active mode of torch ({mode})", session)

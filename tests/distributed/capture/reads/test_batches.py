@@ -1,6 +1,9 @@
 """Batches that differ in more than their values: each step has the numbers of an eager one."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import keras
+import numpy as np
 import pytest
 import torch
 
@@ -116,3 +119,22 @@ def test_a_batch_of_another_kind_is_seen(name, monkeypatch):
     assert captured == eager
     assert eager[3] != eager[4]
     assert [("its batch" in text) for text in said] == [True] * BATCHES[name][3]
+
+
+def test_steps_on_another_thread_are_not_captured_with_a_message(monkeypatch):
+    monkeypatch.setenv("SHARDCORE_CAPTURE", "at-once")
+
+    def program(rank):
+        shardcore.install("single")
+        said, model = messages(), keras.Sequential([keras.layers.Dense(2)])
+        model.compile("sgd", "mse")
+        x = np.ones((4, 3), "float32")
+        with ThreadPoolExecutor(1, "own") as threads:
+            numbers = [threads.submit(model.predict_on_batch, x).result() for _ in range(4)]
+        return numbers, said
+
+    ((numbers, said),) = run_ranks(program, 1)
+    for prediction in numbers:
+        np.testing.assert_array_equal(prediction, numbers[0])
+    (text,) = said
+    assert "runs on thread 'own_0', and steps are captured on the main one alone" in text
