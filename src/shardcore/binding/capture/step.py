@@ -157,8 +157,8 @@ class CapturedStep:
 
     def _is_refused(self, data: object, session: Session | None) -> bool:
         """Refuses a batch, a thread or a mode of torch that a program would not know."""
-        mode, reason = self.capture.active_mode(), why_not_seen(data)
-        if mode:
+        reason = why_not_seen(data)
+        if not reason and (mode := self.capture.active_mode()):  # no rank waits on another thread
             wait_for_new_trace(self._reports.step, f"the active mode of torch ({mode})", session)
             reason = f"{mode} is active, which a captured step would not call"
         if reason:  # of a batch, on all ranks: they compare what they distribute

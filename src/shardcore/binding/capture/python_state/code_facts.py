@@ -101,14 +101,14 @@ def is_module_body(code: object) -> bool:
     return isinstance(code, CodeType) and code.co_name == "<module>"
 
 
-def code_of(value: object) -> CodeType | None:
+def code_of(value: Any) -> CodeType | None:
     """Reads the code of a function, a method of a class or a property; None of anything else."""
-    kind = type(value)
+    kind: type = type(value)
     if kind in (staticmethod, classmethod):
-        value = value.__func__  # type: ignore[attr-defined]
-    elif isinstance(value, property) and kind is property:
+        value = value.__func__
+    elif kind is property:
         value = value.fget
-    return value.__code__ if isinstance(value, FunctionType) else None
+    return value.__code__ if type(value) is FunctionType else None
 
 
 def _library_with(file: str) -> str:

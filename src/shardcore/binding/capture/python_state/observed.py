@@ -180,7 +180,7 @@ class ObservedCalls:
     def check_class(self, kind: type) -> None:
         """Checks a class of C, which code may make and iterate over: `io.FileIO(path)`.
 
-        One of tuples, as that of `sys.version_info`, holds what it is made of.
+        A subclass of tuple, as `sys.version_info` has, is allowed: it holds its members alone.
 
         Raises:
             NotCaptured: If it may read what no guard compares.

@@ -36,7 +36,7 @@ _OF_OUTPUT = attrgetter(
     *("closed", "encoding", "errors", "newlines", "line_buffering", "write_through")
 )
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
-_MOST: Any = vars(deque)["maxlen"]
+_MAXLEN: Any = vars(deque)["maxlen"]
 _DOCUMENTATION: Any = vars(property)["__doc__"]
 _PARTS_OF_ARRAY = (np.ndarray.shape, np.ndarray.dtype, np.ndarray.strides)
 # The most bytes of arrays and the like that one guard compares before each step.
@@ -138,7 +138,7 @@ def state_in_c(value: Any, name: str, watched: WatchedValues, *, shows_names: bo
     if is_of(value, torch.Generator):
         watched.add_content(value.initial_seed, f"the seed of {name}")
     if is_of(value, deque):
-        watched.add_content(partial(_MOST.__get__, value), f"the most members of {name}")
+        watched.add_content(partial(_MAXLEN.__get__, value), f"the maxlen of {name}")
     if is_of(value, property):
         watched.add_results(partial(wrapped, value), f"the functions of {name}")
     if is_of(value, CellType):
@@ -154,7 +154,7 @@ def state_in_c(value: Any, name: str, watched: WatchedValues, *, shows_names: bo
 def is_output(value: Any) -> bool:
     """Tells a file of text that code can write and not read, as `sys.stderr` is one.
 
-    What asks for the position or the size of the file are functions of C, which are refused.
+    Functions of C that ask for the position or the size of a file are refused.
 
     Example:
         >>> import io
