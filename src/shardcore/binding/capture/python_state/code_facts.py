@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, wraps
 from itertools import takewhile
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, ModuleType
 from typing import Any, TypeAlias, TypeGuard
 
 import attrs
@@ -99,16 +99,6 @@ def is_module_body(code: object) -> bool:
     What `exec` and `eval` run has the same name, and is refused where they are called.
     """
     return isinstance(code, CodeType) and code.co_name == "<module>"
-
-
-def code_of(value: Any) -> CodeType | None:
-    """Reads the code of a function, a method of a class or a property; None of anything else."""
-    kind: type = type(value)
-    if kind in (staticmethod, classmethod):
-        value = value.__func__
-    elif kind is property:
-        value = value.fget
-    return value.__code__ if type(value) is FunctionType else None
 
 
 def _library_with(file: str) -> str:

@@ -142,7 +142,7 @@ class CodeWalk(ObjectWalk):
                 self.methods += (
                     (space, key, f"{name}.{key}")
                     for key, value in space.items()
-                    if code_facts.code_of(value) in codes
+                    if any(part.__code__ in codes for part in _functions_in(value))
                 )
 
     def _note_namespace(self, code: CodeType, namespace: dict[str, Any]) -> None:
@@ -215,3 +215,8 @@ class CodeWalk(ObjectWalk):
             is_function = callable(space[key]) and not is_of(space[key], type, MethodType)
             if not is_function or (is_passed and not wrapped(space[key])):
                 self._add(space[key], f"variable {key!r} of module {name}")
+
+
+def _functions_in(value: object) -> list[FunctionType]:
+    """Lists a function, or those in a property or a method of a class."""
+    return [part for part in (value, *wrapped(value)) if type(part) is FunctionType]
