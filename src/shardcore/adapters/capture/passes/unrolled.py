@@ -12,8 +12,10 @@ from shardcore.adapters.capture.trace import Call, Form, Trace, Value, numbered
 from shardcore.domain.layouts.placements import Partial, Placement, Shard, segments_of
 
 _ADD = torch.ops.aten.add_.Tensor
+_ADDMM = torch.ops.aten.addmm_.default
 _CAT = torch.ops.aten.cat.default
 _CLONE = torch.ops.aten.clone.default
+_MM = torch.ops.aten.mm.default
 _SLICE = torch.ops.aten.slice.Tensor
 _CAST = torch.ops.aten.to.dtype
 _VIEW = torch.ops.aten.view.default
@@ -82,6 +84,7 @@ class Unrolled:
         """Builds the step."""
         self._new = self.trace.with_calls(self.region.before)
         for number in range(self.slices):
+            begin = len(self._new.calls)
             for value, placement, part in zip(
                 self.region.outputs, self.calls.outputs, self._slice(number), strict=True
             ):
@@ -91,7 +94,7 @@ class Unrolled:
                 elif not parts:
                     parts.append(self._sum(part) if isinstance(placement, Partial) else part)
                 elif isinstance(placement, Partial):
-                    self._append(_ADD, (parts[0], part), result=parts[0], writes=(parts[0],))
+                    self._add(parts[0], part, begin)
         names = dict(map(self._joined, self.region.outputs, self.calls.outputs))
         self._new.calls += [rename_call(call, names) for call in self.region.after]
         self._new.outputs = rename_values(self.trace.outputs, names)
@@ -157,6 +160,26 @@ class Unrolled:
             return self._append(_CAST, (part, torch.float32), form=form)
         is_view = self._memory(part) != part.number
         return self._append(_CLONE, (part,), form=form) if is_view else part
+
+    def _add(self, total: Value, part: Value, begin: int) -> None:
+        """Adds the part of a slice, whose calls begin at index `begin`, to a sum.
+
+        A product that nothing else reads is added as it is computed: a gradient of a large kernel
+        is not held twice.
+        """
+        memory, form = self._memory(part), self._new.form(part)
+        users = [
+            index
+            for index, call in enumerate(self._new.calls[begin:], begin)
+            if memory in self._new.memories((*call.operands, *call.results))
+        ]
+        maker = self._new.calls[users[0]] if len(users) == 1 else None
+        if maker is None or maker.operator is not _MM or form != self._new.form(total):
+            self._append(_ADD, (total, part), result=total, writes=(total,))
+            return
+        self._new.calls[users[0]] = attrs.evolve(
+            maker, operator=_ADDMM, args=(total, *maker.args), result=total, writes=(total,)
+        )
 
     def _joined(self, value: Value, placement: Placement) -> tuple[Value, Value]:
         """Adds the output of the region that results from its parts."""
