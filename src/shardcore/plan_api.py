@@ -164,8 +164,9 @@ def build(
 def estimate_memory(plan: "Plan", model: Callable[[], KerasModel], batch: object) -> MemoryReport:
     """Estimates the memory that a rank takes in a train step, before you have devices.
 
-    Another process runs one eager step as the first of simulated ranks, on tensors that have shapes
-    and no values: it needs no room for the model.
+    Another process runs one step as the first of simulated ranks, on tensors that have shapes
+    and no values: it needs no room for the model. The step is an eager one, as the first steps of
+    `fit` are. Where outputs are so large that no step of `fit` holds them whole, it is theirs.
 
     Args:
         plan: What `plan` has returned.
@@ -221,9 +222,9 @@ def _measure_memory(plan: "Plan", build: Callable[[], KerasModel], batch: object
     from shardcore.adapters.cost.memory import StepMemory
     from shardcore.binding.inspection.without_values import estimate_memory as estimate
 
-    sessions = bootstrap.installation().binding.sessions
+    binding = bootstrap.installation().binding
     given = batch if callable(batch) else lambda: batch
-    return estimate(build, given, plan.policy, sessions, StepMemory())
+    return estimate(build, given, plan.policy, binding.sessions, StepMemory(), binding.capture)
 
 
 def rules_report(model: KerasModel) -> RulesReport | None:

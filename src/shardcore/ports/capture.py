@@ -1,11 +1,12 @@
 """Captured steps: the trace of one step, and the program made of two traces."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeAlias
 
 import attrs
 
+from shardcore.domain.cost.events import Allocation
 from shardcore.domain.cost.step_figures import StepCounts
 from shardcore.ports.types import TensorT_contra
 
@@ -135,6 +136,25 @@ class StepCapture(Protocol[TensorT_contra]):
             step: Returns a nest of plain tensors.
             inputs: The plain tensors of its batch.
             observer: Enabled while the step's functions run.
+        """
+
+    def allocations(
+        self,
+        step: Callable[[], object],
+        inputs: Sequence[TensorT_contra],
+        gradients: Callable[[], Iterable[TensorT_contra]],
+        within: AbstractContextManager[Any],
+    ) -> Sequence[Allocation]:
+        """Lists the memory that a run of a program of `step` takes, without its inputs.
+
+        Args:
+            step: Returns a nest of plain tensors.
+            inputs: The plain tensors of its batch, without values.
+            gradients: Returns the gradients of variables after the step.
+            within: The open context without values; see `ports.measurement.MemoryTracer`.
+
+        Raises:
+            NotCaptured: If the step has no program.
         """
 
     @property

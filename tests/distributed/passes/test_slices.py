@@ -10,12 +10,15 @@ import pytest
 from keras import layers
 
 import shardcore
+from shardcore import bootstrap
 from shardcore.adapters.capture.analyses import live_bytes
 from shardcore.adapters.capture.passes import slices
 from shardcore.adapters.capture.running.program import RecordedProgram, TraceCapture
 from shardcore.binding.capture import large_steps
 from shardcore.binding.capture.cache import CacheEntry
+from shardcore.domain.layouts.mesh import Mesh
 from shardcore.testing import run_ranks
+from tests.traces import highest
 
 VOCABULARY, LENGTH, ROWS = 512, 16, 8
 LOGITS = ROWS * LENGTH * VOCABULARY * 4
@@ -150,6 +153,7 @@ def check(result, expected, tolerance=1e-5):
         np.testing.assert_allclose(value, other, rtol=10 * tolerance, atol=10 * tolerance)
 
 
+GATHERED = [(".*kernel", (None, "batch")), (".*embeddings", ("batch", None))]
 COLUMNS = [(".*logits/kernel", (None, "model")), (".*logits/bias", ("model",))]
 
 
@@ -165,14 +169,15 @@ def test_a_fit_holds_slices_and_has_the_numbers_of_eager_steps(loss):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "shape", "rules"), [("manual", (2, 1), ()), ("dtensor", (1, 2), COLUMNS)]
+    ("strategy", "shape", "rules"),
+    [("manual", (2, 1), ()), ("dtensor", (2, 1), GATHERED), ("dtensor", (1, 2), COLUMNS)],
 )
 def test_on_a_mesh_no_step_runs_eagerly(strategy, shape, rules):
     results, expected = on_ranks(shape, rules, strategy=strategy)
     for result in results:
         check(result, expected)
         assert result[2] == 0
-        if not rules:
+        if rules is not COLUMNS:
             assert all(sliced < 0.8 * whole for whole, sliced in result[4])
 
 
@@ -211,3 +216,57 @@ def test_a_step_that_needs_values_holds_its_outputs_whole():
     (result,), expected = on_ranks((1, 1), loss="branch")
     check(result, expected)
     assert result[2] > 0
+
+
+BATCH = TOKENS[:ROWS], NEXT[:ROWS]
+
+
+def measured(_, shape, policy):
+    """Returns the most bytes that a step has, with the memory of gradients that steps share."""
+    shardcore.install()
+    mesh = keras.distribution.DeviceMesh(shape, ("batch", "model"))
+    shardcore.plan(language_model, mesh, policy).distribute()
+    model = language_model()
+    for _ in range(5):
+        model.train_on_batch(*BATCH)
+    shared = bootstrap.installation().binding.capture._memories._made.values()
+    storages = {buffer.data_ptr(): buffer.untyped_storage().nbytes() for buffer in shared}
+    return sum(storages.values()) + highest(lambda: model.train_on_batch(*BATCH))
+
+
+@pytest.mark.parametrize("policy", ["data_parallel", "fully_sharded"])
+def test_the_estimate_of_memory_is_that_of_slices(policy):
+    shape = (2, 1)
+    plan = shardcore.plan(language_model, Mesh(shape, ("batch", "model")), policy)
+    report = shardcore.estimate_memory(plan, language_model, BATCH)
+    allocated, _ = run_ranks(partial(measured, shape=shape, policy=policy), 2)
+    assert report.in_slices
+    assert "its outputs in slices" in str(report)
+    step = report.step_peak - report.kept - report.step["batch"]
+    assert step == pytest.approx(allocated, rel=0.05)
+    assert step < LOGITS
+
+
+def sliced_steps(_):
+    """Returns the operators that make or write a gradient of the last kernel, in each program."""
+    shardcore.install("single")
+    model, made, in_slices = language_model(), [], slices.in_slices
+
+    def noted(trace, slice_calls):
+        sliced = in_slices(trace, slice_calls)
+        kernel = [c.name for c in sliced.calls if shapes(c, sliced) == [(16, VOCABULARY)]]
+        made.append([name for name in kernel if "mm" in name or "add_" in name])
+        return sliced
+
+    def shapes(call, trace):
+        return [trace.form(value).shape for value in call.results]
+
+    with mock.patch.object(slices, "in_slices", noted):
+        model.train_on_batch(*BATCH)
+    return made
+
+
+def test_a_slice_adds_its_part_of_a_gradient_as_it_computes_it():
+    ((program,),) = run_ranks(sliced_steps, 1)
+    assert program == ["aten.mm.default", *["aten.addmm_.default"] * (len(program) - 1)]
+    assert len(program) >= 4

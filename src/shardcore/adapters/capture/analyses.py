@@ -8,6 +8,7 @@ import attrs
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.capture.trace import Call, Number, Trace, Value, numbered, values
+from shardcore.domain.cost.events import Allocation, Kind
 
 # A call moves over no more calls than a layer has: its operands are kept for a little longer.
 FAR = 64
@@ -136,6 +137,33 @@ def held_bytes(call: Call, trace: Trace) -> int:
 def sent_bytes(call: Call, trace: Trace) -> int:
     """Counts the bytes of the operands that a collective alone keeps in memory."""
     return _bytes(trace.reads_of(call) - trace.writes_of(call) - trace.given(), trace)
+
+
+def allocations_of(trace: Trace, gradients: Iterable[Value]) -> list[Allocation]:
+    """Lists the memory that a run of the step takes; the time is the index of a call.
+
+    Args:
+        trace: A step.
+        gradients: Its values that are gradients of variables.
+    """
+    kinds: dict[int, Kind] = {}
+    for call in trace.calls:
+        if call.collective:
+            kinds |= dict.fromkeys(trace.memories(call.results), "collectives")
+    kinds |= dict.fromkeys(trace.memories(gradients), "gradients")
+    kept = {
+        torch_private.memory_of(buffer): Allocation(
+            kinds.get(trace.memory[number], "collectives"), buffer.untyped_storage().nbytes(), 0
+        )
+        for number, buffer in trace.buffers.items()
+    }
+    return [
+        *kept.values(),
+        *(
+            Allocation(kinds.get(memory, "activations"), _bytes([memory], trace), first, last + 1)
+            for memory, (first, last) in _lives(trace).items()
+        ),
+    ]
 
 
 def _bytes(numbers: Iterable[int], trace: Trace) -> int:

@@ -115,7 +115,7 @@ def trace_step(
     resized = attrs.evolve(built, batch=_with_rows(built.batch, rows))
     with keras_private.wrap_layer_calls(call):
         ran = run_step(resized, sessions, tracer, watch)
-    return tracer.events(ran.session.mesh, dict(_stored_tensors(ran)))
+    return tracer.events(ran.step.session.mesh, dict(_stored_tensors(ran)))
 
 
 def _own(
@@ -164,7 +164,7 @@ def _with_rows(batch: Any, rows: int) -> Any:
 
 def _stored_tensors(ran: RunStep) -> Iterator[tuple[int, ShardedVariable]]:
     """Yields the tensors of variables by the numbers of their allocations, values first."""
-    for tensor, number in ran.state:
+    for tensor, number in ran.step.state:
         spec, itemsize = tensor.layout.spec, tensor.local.element_size()
         yield number, ShardedVariable(tensor.path, tensor.shape, spec, itemsize)
     for variable, number in ran.gradients:

@@ -6,6 +6,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import attrs
@@ -13,6 +14,9 @@ import torch
 from keras import Model, Variable
 
 from shardcore.binding import keras_private
+from shardcore.binding.capture.large_steps import is_large
+from shardcore.binding.capture.local_tensors import local_tensors
+from shardcore.binding.capture.step import CapturedStep
 from shardcore.binding.checkpoints.state import StateTensor, tensors_of
 from shardcore.binding.data import batches
 from shardcore.binding.engine import adoption
@@ -20,9 +24,11 @@ from shardcore.binding.inspection.explain import checked_batch
 from shardcore.binding.ranks import rank_consistency
 from shardcore.binding.ranks.ambient import ignoring_distributions
 from shardcore.binding.ranks.session import Session, Sessions
+from shardcore.domain.capture import NotCaptured
 from shardcore.domain.checkpoints.contents import divide, pieces_of_rank
-from shardcore.domain.cost.events import highest
+from shardcore.domain.cost.events import Allocation, highest
 from shardcore.domain.errors import EnvironmentProblem, PolicyError, ShardcoreError, describe_error
+from shardcore.ports.capture import StepCapture
 from shardcore.ports.measurement import MemoryTracer
 from shardcore.reporting.cost.plan import MemoryReport
 
@@ -47,19 +53,32 @@ class BuiltModel:
 
 
 @attrs.frozen(eq=False)
-class RunStep:
-    """A step that has run.
+class ReadyStep:
+    """A step that can run.
 
     Args:
-        model: The model.
+        model: The model, whose variables are laid out.
         session: The distribution.
         state: The tensors that the model keeps, each with the number of its allocation.
-        gradients: The gradients of variables, with the numbers of their allocations.
+        data: The distributed batch.
     """
 
     model: Model
     session: Session
     state: tuple[tuple[StateTensor, int], ...]
+    data: Any
+
+
+@attrs.frozen(eq=False)
+class RunStep:
+    """A step that has run.
+
+    Args:
+        step: The step.
+        gradients: The gradients of variables, with the numbers of their allocations.
+    """
+
+    step: ReadyStep
     gradients: tuple[tuple[Variable, int], ...]
 
 
@@ -93,7 +112,7 @@ def run_step(
     built: BuiltModel,
     sessions: Sessions,
     tracer: MemoryTracer[torch.Tensor],
-    watch: Watch = lambda model, session: nullcontext(),
+    watch: Watch,
 ) -> RunStep:
     """Runs one train step as `train_on_batch` does, eagerly.
 
@@ -107,10 +126,9 @@ def run_step(
         EnvironmentProblem: If torch runs no backward pass in this process, a fork.
         PolicyError: If the step fails without values.
     """
-    with _without_values(tracer):
-        strategy = sessions.required().strategy
-        with sessions.scope_of(built.model), strategy.implicit_replication():
-            return _run(built, sessions, tracer, watch)
+    with _step_scope(built, sessions, tracer):
+        ready = _prepare(built, sessions, tracer)
+        return RunStep(ready, _run(ready, sessions, tracer, watch))
 
 
 def estimate_memory(
@@ -119,8 +137,11 @@ def estimate_memory(
     policy: str,
     sessions: Sessions,
     tracer: MemoryTracer[torch.Tensor],
+    capture: StepCapture[torch.Tensor],
 ) -> MemoryReport:
     """Estimates the memory of a rank in a train step, by a run of it without values.
+
+    The step is an eager one, or the program by which `fit` runs a step with large outputs.
 
     Args:
         build: Returns the compiled model.
@@ -128,20 +149,67 @@ def estimate_memory(
         policy: The policy that laid the model out, for the title.
         sessions: The distribution that is set.
         tracer: Notes what is allocated.
+        capture: Makes the programs of steps.
 
     Raises:
         PolicyError: If the model or its step fails without values.
         ArgumentProblem: If the model or the batch is none.
         CallProblem: If the model is not compiled.
     """
-    ran = run_step(build_model(build, batch, tracer), sessions, tracer)
+    built = build_model(build, batch, tracer)
+    with _step_scope(built, sessions, tracer):
+        ready = _prepare(built, sessions, tracer)
+        allocations = _allocations_of_program(ready, sessions, tracer, capture)
+        in_slices = allocations is not None
+        if allocations is None:
+            _run(ready, sessions, tracer)
+            allocations = tracer.allocations()
     return MemoryReport(
         policy,
-        str(ran.session.mesh),
-        ran.model.name,
-        highest(tracer.allocations()),
-        _bytes_copied([tensor for tensor, _ in ran.state], ran.session),
+        str(ready.session.mesh),
+        ready.model.name,
+        highest(allocations),
+        _bytes_copied([tensor for tensor, _ in ready.state], ready.session),
+        in_slices,
     )
+
+
+def _allocations_of_program(
+    ready: ReadyStep,
+    sessions: Sessions,
+    tracer: MemoryTracer[torch.Tensor],
+    capture: StepCapture[torch.Tensor],
+) -> Sequence[Allocation] | None:
+    """Lists what a step with large outputs allocates in `fit`, which runs it by a program.
+
+    None for a step that `fit` runs eagerly at first.
+    """
+    model, session = ready.model, ready.session
+    captured = CapturedStep(model, "train_step", capture)
+    is_captured = isinstance(model.jit_compile, keras_private.Auto) and not model.run_eagerly
+    if not is_captured or not is_large(captured, ready.data, session):
+        return None
+
+    def gradients() -> Iterator[torch.Tensor]:
+        for variable in model.trainable_variables:
+            gradient = keras_private.gradient_of(variable)
+            if gradient is not None:
+                yield _local(gradient, session)
+
+    held = [attrs.evolve(allocation, begin=0) for allocation in tracer.allocations()]
+    try:
+        with sessions.working(model):
+            made = capture.allocations(
+                partial(_train, ready, sessions),
+                local_tensors(ready.data, session),
+                gradients,
+                tracer.without_values(),
+            )
+    except NotCaptured:
+        return None  # `fit` runs it with its outputs whole, and says why
+    finally:
+        model.zero_grad()
+    return [*held, *made]
 
 
 @contextmanager
@@ -169,9 +237,19 @@ def _without_values(tracer: MemoryTracer[torch.Tensor]) -> Iterator[None]:
             ) from error
 
 
-def _run(
-    built: BuiltModel, sessions: Sessions, tracer: MemoryTracer[torch.Tensor], watch: Watch
-) -> RunStep:
+@contextmanager
+def _step_scope(
+    built: BuiltModel, sessions: Sessions, tracer: MemoryTracer[torch.Tensor]
+) -> Iterator[None]:
+    with _without_values(tracer):
+        strategy = sessions.required().strategy
+        with sessions.scope_of(built.model), strategy.implicit_replication():
+            yield
+
+
+def _prepare(
+    built: BuiltModel, sessions: Sessions, tracer: MemoryTracer[torch.Tensor]
+) -> ReadyStep:
     model, session = built.model, sessions.required()
     variables = rank_consistency.variables_of(model)
     made_before = [v for v in variables if keras_private.storage_of(v).layout is None]
@@ -186,12 +264,26 @@ def _run(
     (data,) = batches.distribute_step([built.batch], session)
     data = keras_private.map_tensors(lambda tensor: _rows(tensor, session, tracer), data)
     model.reset_metrics()
+    return ReadyStep(model, session, state, data)
+
+
+def _run(
+    ready: ReadyStep,
+    sessions: Sessions,
+    tracer: MemoryTracer[torch.Tensor],
+    watch: Watch = lambda model, session: nullcontext(),
+) -> tuple[tuple[Variable, int], ...]:
+    """Runs the step; returns the gradients with the numbers of their allocations."""
+    model, session = ready.model, ready.session
     with sessions.working(model), watch(model, session), tracer.tracing():
-        with sessions.sums.step():
-            outputs = model.train_step(data)
-        keras_private.map_tensors(session.strategy.full_tensor, outputs)
-        gradients = tuple(_gradients(model, session, tracer))
-    return RunStep(model, session, state, gradients)
+        _train(ready, sessions)
+        return tuple(_gradients(model, session, tracer))
+
+
+def _train(ready: ReadyStep, sessions: Sessions) -> Any:
+    with sessions.sums.step():
+        outputs = ready.model.train_step(ready.data)
+    return keras_private.map_tensors(ready.session.strategy.full_tensor, outputs)
 
 
 def _gradients(

@@ -172,7 +172,7 @@ def plan_report(
 
 @attrs.frozen
 class MemoryReport(Report):
-    """The memory that a rank takes in an eager train step, as the first steps of `fit` are.
+    """The memory that a rank takes in a train step, as the first steps of `fit` are.
 
     Args:
         policy: The policy's name.
@@ -180,6 +180,8 @@ class MemoryReport(Report):
         model: The model's name.
         step: The bytes by kind at the highest point of the step.
         checkpoint: The bytes that the rank copies to write its part of a sharded checkpoint.
+        in_slices: Whether the step computes large outputs for some rows at a time (ADR 60); else it
+            is an eager one.
 
     Example:
         >>> step = {"variables": 100, "optimizer": 200, "gradients": 100, "activations": 50}
@@ -194,6 +196,7 @@ class MemoryReport(Report):
     model: str
     step: Mapping[Kind, int]
     checkpoint: int
+    in_slices: bool = False
 
     @property
     def kept(self) -> int:
@@ -224,5 +227,8 @@ class MemoryReport(Report):
                 "variables, optimizer, and the copy that is written as a sharded checkpoint",
             ),
         ]
-        title = f"a train step of model {self.model!r}: policy {self.policy}, mesh {self.mesh}"
+        slices = ", its outputs in slices" if self.in_slices else ""
+        title = (
+            f"a train step of model {self.model!r}{slices}: policy {self.policy}, mesh {self.mesh}"
+        )
         return build(title, MEMORY_COLUMNS, rows, width)

@@ -108,6 +108,10 @@ class Recorder:
             if text not in self._used:  # by no operator as a named operand: as by float(x)
                 self.read(tensor, "a number taken of a tensor", number)
 
+    def value_of(self, tensor: Any) -> Value | None:
+        """Looks up a plain tensor in the trace; None if it is not there."""
+        return self._values.find(tensor)
+
     def read(self, tensor: Any, how: str, number: Any = None) -> None:
         """Notes that values are read on the host, which a program may repeat for constants only."""
         if self._busy or self.trace.refusal:

@@ -20,15 +20,23 @@ class RecorderWithoutValues(Recorder):
     Args:
         inputs: The plain tensors of the batch.
         observer: Enabled while functions of the step run.
+        within: The open context of the inputs, if they have no values either.
     """
 
-    def __init__(self, inputs: Sequence[Any], observer: Observer | None = None) -> None:
-        self._without_values = torch_private.WithoutValues()
+    def __init__(
+        self,
+        inputs: Sequence[Any],
+        observer: Observer | None = None,
+        within: torch_private.WithoutValues | None = None,
+    ) -> None:
+        self._without_values = within or torch_private.WithoutValues()
+        self._is_open = within is not None
         super().__init__(inputs, observer)
 
     def _listener(self, unobserved: functions.Unobserved) -> AbstractContextManager[Any]:
         contexts = ExitStack()
-        contexts.enter_context(self._without_values)
+        if not self._is_open:
+            contexts.enter_context(self._without_values)
         contexts.enter_context(
             torch_private.OperatorListener(self._begin, self._end, unobserved, values=False)
         )

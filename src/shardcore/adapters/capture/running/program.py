@@ -1,7 +1,9 @@
 """Programs of steps: a step is recorded twice, and run from the trace if both agree (ADR 16)."""
 
-from collections.abc import Callable, Container, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Sequence, Set
+from contextlib import AbstractContextManager
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -9,6 +11,7 @@ import torch
 
 from shardcore.adapters import torch_private
 from shardcore.adapters.capture import passes
+from shardcore.adapters.capture.analyses import allocations_of
 from shardcore.adapters.capture.passes.checks import Rollback, rollback_of, with_checks
 from shardcore.adapters.capture.passes.slices import SliceCalls
 from shardcore.adapters.capture.passes.sums import Memories
@@ -20,6 +23,7 @@ from shardcore.adapters.capture.running.counts import flops_of, sent_bytes, star
 from shardcore.adapters.capture.running.executors import Executors
 from shardcore.adapters.capture.trace import Literals, Trace, Value, numbered, values
 from shardcore.domain.capture import NotCaptured, TracesDiffer
+from shardcore.domain.cost.events import Allocation
 from shardcore.domain.cost.step_figures import StepCounts
 from shardcore.domain.errors import describe_error, one_line
 from shardcore.ports.capture import Observer, Program, RecordedSum, StartedCollective, StepTrace
@@ -172,8 +176,7 @@ class TraceCapture:
                 "SeedGenerator of the layer"
             )
         checked = with_checks(trace, literals)
-        memories = None if compiled or checked.reshapes else self._memories
-        better = passes.run_passes(checked, memories, all_reduces, literals, self._slice_calls)
+        better = self._better(checked, all_reduces, literals, compiled=compiled)
         captured_inputs = tuple(
             value for number, value in trace.outside.items() if number not in literals
         )
@@ -192,6 +195,35 @@ class TraceCapture:
             rollback_of(better, captured_inputs),
             executor.remark,
         )
+
+    def allocations(
+        self,
+        step: Callable[[], Any],
+        inputs: Sequence[Any],
+        gradients: Callable[[], Iterable[Any]],
+        within: AbstractContextManager[Any],
+    ) -> list[Allocation]:
+        """Lists the memory that a program of `step` takes; all tensors are without values."""
+        assert isinstance(within, torch_private.WithoutValues)
+        recorder = RecorderWithoutValues(inputs, within=within)
+        recorder.run(step)
+        if recorder.trace.refusal:
+            raise NotCaptured(recorder.trace.refusal)
+        values_of_gradients = filter(None, map(recorder.value_of, gradients()))
+        return allocations_of(
+            self._better(with_checks(recorder.trace, {})), list(values_of_gradients)
+        )
+
+    def _better(
+        self,
+        trace: Trace,
+        all_reduces: Sequence[RecordedSum] | None = None,
+        literals: Literals = MappingProxyType({}),
+        *,
+        compiled: bool = False,
+    ) -> Trace:
+        memories = None if compiled or trace.reshapes else self._memories
+        return passes.run_passes(trace, memories, all_reduces, literals, self._slice_calls)
 
     def is_recording(self) -> bool:
         """Asks for this thread alone."""
