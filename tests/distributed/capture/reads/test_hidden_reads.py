@@ -2,11 +2,12 @@
 
 import keras
 import numpy as np
+import pytest
 import torch
 
 import shardcore
 from shardcore.testing import run_ranks
-from tests.distributed.capture.reads import class_reads, library_reads
+from tests.distributed.capture.reads import class_reads, function_reads, library_reads
 from tests.distributed.capture.reads.held_reads import HELD
 from tests.distributed.capture.reads.hidden_reads import REFUSED, SEEN, text_of_error
 from tests.distributed.capture.reads.running import BATCH, Reads, check, compare_all
@@ -38,12 +39,13 @@ def test_what_libraries_read_is_seen_or_refused(monkeypatch):
     check(numbers)
 
 
-def test_what_classes_hold_is_seen_or_refused(monkeypatch):
+@pytest.mark.parametrize("reads", [class_reads, function_reads])
+def test_what_classes_and_functions_hold_is_seen_or_refused(monkeypatch, reads):
     monkeypatch.setenv("SHARDCORE_CAPTURE", "at-once")
-    cases = (*class_reads.SEEN, *class_reads.REFUSED)
+    cases = (*reads.SEEN, *reads.REFUSED)
     ((numbers, refused),) = run_ranks(lambda rank: compare_all(cases), 1, timeout=120)
     check(numbers)
-    assert refused == [make.__name__ for make in class_reads.REFUSED]
+    assert refused == [make.__name__ for make in reads.REFUSED]
 
 
 def test_the_place_of_a_batch_in_its_memory_is_seen(monkeypatch):

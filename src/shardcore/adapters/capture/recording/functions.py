@@ -18,6 +18,8 @@ NUMBERS = ("alpha", "value")
 # Why `x.data = value` is in no program, and what to write instead.
 REPLACES_MEMORY = ("x.data = value replaces the memory of a tensor", "write x.data.copy_(value)")
 
+_OPERATORS = type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor)
+
 # The most members of a list that are looked at; a longer one may hold anything.
 _MOST_MEMBERS = 100
 
@@ -131,6 +133,8 @@ def _may_call_back(func: Any, types: Any, args: Args, kwargs: Kwargs) -> bool:
     operands = (*args, *kwargs.values())
     if func is torch.Tensor.backward or any(map(callable, operands)):
         return True
+    if isinstance(func, _OPERATORS) and not str(func).startswith("aten."):
+        return True  # `torch.library` may implement it by the user's functions
     return not (all(map(_is_of_c, types)) and all(map(_runs_no_python, operands)))
 
 

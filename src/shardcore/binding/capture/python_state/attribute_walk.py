@@ -143,6 +143,8 @@ class AttributeWalk(abc.ABC):
             # Methods that programs replace, and those that the user's code reaches by `super()`.
             named = (self.user_names | _COMPUTE) & space.keys()
             self.methods.extend((space, key, f"{kind.__qualname__}.{key}") for key in named)
+            title = f"new attributes of class {kind.__qualname__}"
+            self.watched.add_size(space, title, is_new_attribute=True)
             return
         named = self.user_names | _FIELDS
         entries = [

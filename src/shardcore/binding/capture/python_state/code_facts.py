@@ -52,6 +52,8 @@ PROBES = frozenset({"getattr", "hasattr", "vars", "__dict__"})
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 # Instructions that load a value by a name or from a constant, and change nothing.
 _LOADS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_ATTR", "LOAD_NAME", "LOAD_CLOSURE")
+# Instructions of `match`, with the abstract class whose members they accept.
+_PATTERNS = {"MATCH_SEQUENCE": "Sequence", "MATCH_MAPPING": "Mapping"}
 _VARIABLES = ("LOAD_GLOBAL", "LOAD_NAME")
 _IGNORED = frozenset({"PUSH_NULL", "PRECALL", "CACHE", "NOP", "RESUME", "COPY_FREE_VARS"})
 
@@ -170,6 +172,7 @@ class Names:
         passed = {step.argval for step in loads if step.opname in _VARIABLES}
         if any(instruction.opname == "MATCH_CLASS" for instruction in instructions):
             attributes.add("__match_args__")
+        attributes |= {_PATTERNS[step.opname] for step in instructions if step.opname in _PATTERNS}
         return cls(
             frozenset(variables),
             frozenset(attributes),

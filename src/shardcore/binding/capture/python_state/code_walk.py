@@ -16,6 +16,7 @@ from shardcore.binding.capture.python_state.object_walk import ObjectWalk
 from shardcore.binding.capture.python_state.objects import (
     FUNCTIONS_OF_C,
     is_of,
+    namespace_reader,
     wrapped,
 )
 from shardcore.domain.capture import NotCaptured
@@ -98,13 +99,13 @@ class CodeWalk(ObjectWalk):
         if is_own:
             title = f"function {function.__qualname__}"
             self._add_attributes(vars(function), title, is_library=False)
+            self.watched.add_namespace(namespace_reader(function), title)
             if self.shows_names:
                 watch(partial(readers.FUNCTION_STATE, function), f"code or defaults of {title}")
                 watch(partial(readers.FUNCTION_TEXTS, function), f"names of {title}")
             self._add_read_state(function, title)
-        elif is_standard(code_facts.module_of(code)):  # as `singledispatch` returns
-            title = f"function {function.__qualname__}"
-            self._add_attributes(vars(function), title, is_library=True)
+        elif is_standard(code_facts.module_of(code)) or function.__name__ in self.user_names:
+            self._add_function_of_library(function)  # as `singledispatch` returns
         if not self.called.has_called(code):
             return
         self.visited[id(code)] = code
@@ -122,6 +123,13 @@ class CodeWalk(ObjectWalk):
         watch(partial(readers.FUNCTION_STATE, function), f"code or defaults {of}")
         self._add(function.__defaults__, f"defaults {of}")
         self._add(function.__kwdefaults__, f"defaults {of}")
+
+    def _add_function_of_library(self, function: FunctionType) -> None:
+        """Adds the attributes, the code and the defaults of a function."""
+        title = f"function {function.__qualname__}"
+        self._add_attributes(vars(function), title, is_library=True)
+        state = partial(readers.FUNCTION_STATE, function)
+        self.watched.add_results(state, f"code or defaults of {title}")
 
     def _add_read_state(self, function: FunctionType, title: str) -> None:
         """Adds what code reads by `__globals__` and `__closure__` of a function."""
@@ -161,6 +169,9 @@ class CodeWalk(ObjectWalk):
             for full in (name, f"{package}.{name}"):
                 if full in sys.modules:
                     self._add_import(full)
+                    parts = (f"{full}.{part}" for part in names.attributes)  # `from a import b`
+                    for part in filter(sys.modules.__contains__, parts):
+                        self._add_import(part)
 
     def _add_import(self, name: str) -> None:
         """Adds a module that code imports; of `import a.b` also the variable `b` of `a`."""
@@ -195,7 +206,7 @@ class CodeWalk(ObjectWalk):
     def _add_module(self, module: ModuleType) -> None:
         """Adds the variables of a module that the user's code names.
 
-        Functions and classes of a library are compared by identity.
+        Of functions of a library the attributes, the code and the defaults are compared.
         """
         space, name = vars(module), str(vars(module).get("__name__"))
         self.watched.add_class(module, f"module {name}")
@@ -213,6 +224,8 @@ class CodeWalk(ObjectWalk):
         for key in named:
             is_passed = is_of(space[key], *FUNCTIONS_OF_C) and key in self.passed_attributes
             is_function = callable(space[key]) and not is_of(space[key], type, MethodType)
+            if is_of(space[key], FunctionType):
+                self._add_function_of_library(space[key])
             if not is_function or (is_passed and not wrapped(space[key])):
                 self._add(space[key], f"variable {key!r} of module {name}")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 import numpy as np
+from torch.__future__ import get_swap_module_params_on_conversion as swaps_parameters
 
 from shardcore.binding.capture.python_state.objects import is_of
 
@@ -37,6 +38,7 @@ SETTINGS: tuple[tuple[Callable[[], object], str], ...] = (
     (filters_of_errors, "the filters of warnings"),
     (sys.get_int_max_str_digits, "the most digits of an integer as text"),
     (lambda: threading.current_thread().name, "the name of this thread"),
+    (swaps_parameters, "whether torch swaps parameters"),
     (lambda: (time.timezone, time.altzone, time.tzname), "the time zone"),
 )
 

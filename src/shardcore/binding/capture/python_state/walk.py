@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -29,6 +29,7 @@ from shardcore.domain.capture import NotCaptured
 from shardcore.ports.capture import StepCapture
 
 _UNKNOWN = object()
+_OF_PATTERNS = (Sequence, Mapping)  # `match` asks whether a class is registered with them
 _THREADS = frozenset({"current_thread", "main_thread"})  # steps run on it
 
 
@@ -81,6 +82,7 @@ class _StepWalk(CodeWalk):
         seed = keras_private.global_seed()
         for variable in [*variables_of(trainer), *([] if seed is None else [seed])]:
             self._add(variable, f"variable {variable.path!r}")
+        self._add(torch.Tensor, "torch.Tensor")  # that of the tensors in a step
         self.watched.add_content(keras_private.registered_objects, "Keras' registered objects")
         for name, read in keras_private.uncleared_gradients(trainer):
             self.watched.add_result(read, name)
@@ -156,5 +158,6 @@ class _StepWalk(CodeWalk):
                 self._add(logging.getLogger(name), f"logger {name!r}")
             self._add(logging.root, "the root logger")
             self._visit_pending()
+        self.abstract += (kind for kind in _OF_PATTERNS if kind.__name__ in self.user_names)
         registrations = settings.Registrations(tuple(self.abstract))
         watch(registrations, "the classes that are registered with an ABC")
