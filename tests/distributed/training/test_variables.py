@@ -181,6 +181,23 @@ def test_a_gradient_arrives_in_the_layout_of_its_variable():
         assert layouts["head/bias"] == ("R R", "R R")
 
 
+def test_a_plain_gradient_of_torch_arrives_in_the_layout_of_its_variable():
+    """The backward pass of `index_select` makes a plain tensor by `new_zeros`."""
+
+    def program(rank):
+        v = variable(("model", "data"))
+        rows = torch.index_select(v.value, 0, torch.tensor([1, 5]))
+        (rows * torch.arange(6.0)).sum().backward()
+        gradient = v._value.grad
+        return placements(gradient), gradient.full_tensor().numpy()
+
+    expected = np.zeros((8, 6), "float32")
+    expected[[1, 5]] = np.arange(6)
+    for placed, gradient in run_ranks(program, 4):
+        assert placed == "S(1) S(0)"
+        np.testing.assert_array_equal(gradient, expected)
+
+
 def test_states_that_are_deep_copied_are_loaded_again():
     """So loops keep their best weights."""
 

@@ -218,8 +218,10 @@ def _start(gradients: Sequence[object]) -> Callable[[], Sequence[Any]]:
 def reduce_gradient(parameter: torch.Tensor, layout: Layout, waiting: Buckets) -> None:
     """Redistributes the gradient of `parameter` into `layout`, by the end of the backward pass."""
     gradient: Any = parameter.grad
-    if not isinstance(gradient, ShardedTensor):
+    if gradient is None or gradient.layout is not torch.strided:
         return
+    if isinstance(parameter, ShardedTensor) and not isinstance(gradient, ShardedTensor):
+        gradient = parameter.engine.as_sharded(gradient)  # torch made it by `new_zeros`: it is full
     if gradient.requires_grad:  # `backward(create_graph=True)`: it is differentiated again
         parameter.grad = gradient_in(gradient, layout)
         return
