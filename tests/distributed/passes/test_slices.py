@@ -170,7 +170,7 @@ def test_a_fit_holds_slices_and_has_the_numbers_of_eager_steps(loss):
 
 @pytest.mark.parametrize(
     ("strategy", "shape", "rules"),
-    [("manual", (2, 1), ()), ("dtensor", (2, 1), GATHERED), ("dtensor", (1, 2), COLUMNS)],
+    [("manual", (2, 1), ()), ("manual", (2, 1), GATHERED), ("dtensor", (1, 2), COLUMNS)],
 )
 def test_on_a_mesh_no_step_runs_eagerly(strategy, shape, rules):
     results, expected = on_ranks(shape, rules, strategy=strategy)
@@ -179,6 +179,16 @@ def test_on_a_mesh_no_step_runs_eagerly(strategy, shape, rules):
         assert result[2] == 0
         if rules is not COLUMNS:
             assert all(sliced < 0.8 * whole for whole, sliced in result[4])
+
+
+def test_no_step_of_a_fully_sharded_model_runs_eagerly_where_a_rank_has_fewer_rows_or_none():
+    results, expected = on_ranks((2, 1), GATHERED, rows=9)  # 5 and 4, at last 1 and 0
+    for result in results:
+        check(result, expected)
+        assert result[2] == 0
+        large = [sliced / whole for whole, sliced in result[4] if whole > 0.75 * LOGITS]
+        assert len(large) == 6  # not those of the last batch
+        assert max(large) < 0.4
 
 
 def test_the_rows_of_each_example_are_sliced():

@@ -172,7 +172,8 @@ def passes_of(
     in_slices: tuple[Pass, ...] = ()
     if slice_calls is not None and may_write:
         run = partial(slices.in_slices, slice_calls=slice_calls)
-        in_slices = (Pass(run, needs={Fact.NEW_MEMORY}, joins=True),)
+        gather = Pass(collectives.with_early_gather_of_head, needs={Fact.NEW_MEMORY}, joins=True)
+        in_slices = (*((gather,) if sends else ()), Pass(run, needs={Fact.NEW_MEMORY}))
     return (
         Pass(cleanup.with_constant_loss_seed, gives={Fact.UNREAD_LOSS}),
         Pass(cleanup.without_dead_code),

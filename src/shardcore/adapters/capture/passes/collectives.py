@@ -11,6 +11,7 @@ from shardcore.adapters.capture.passes.checks import check
 from shardcore.adapters.capture.trace import Call, Trace, Value
 from shardcore.adapters.torch_private import collectives
 
+_FEW = 4  # all-reduces between the outputs of a model and the gradient of its last layer
 _EMPTY = torch.ops.aten.empty.memory_format
 
 
@@ -100,6 +101,32 @@ _MOVES = {
     torch.ops.aten.split.Tensor,
     torch.ops.aten.split_with_sizes.default,
 }
+
+
+def with_early_gather_of_head(trace: Trace) -> Trace:
+    """Starts the first all-gather of the backward pass before the few all-reduces in front of it.
+
+    They reduce what depends on the outputs: the loss, the gradient of a bias. The all-gather is
+    the second one of a fully sharded head, whose outputs run in slices only where no collective is
+    between the calls that read them. All ranks do it alike, also one with too few rows to slice.
+    """
+    calls = trace.calls
+    sends = [index for index, call in enumerate(calls) if call.collective]
+    gather = next((at for at in sends if analyses.gathers(calls[at]) and calls[at].backward), None)
+    before = [] if gather is None else sends[: sends.index(gather)][-_FEW:]
+    begin = gather
+    for index in reversed(before):
+        if not calls[index].is_all_reduce:
+            break
+        begin = index
+    if gather is None or begin == gather:
+        return trace
+    needs = analyses.with_needs([gather], analyses.needs_of(trace))
+    moved = [index for index in needs if index >= begin]
+    if not set(moved).isdisjoint(before):
+        return trace
+    rest = (index for index in range(begin, len(calls)) if index not in moved)
+    return trace.with_calls(calls[index] for index in (*range(begin), *moved, *rest))
 
 
 def with_memory_for_gathers(trace: Trace) -> Trace:

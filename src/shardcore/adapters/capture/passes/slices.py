@@ -10,7 +10,7 @@ How a call is sliced follows from the rule by which the engine shards it (`adapt
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from shardcore.adapters.capture.analyses import gathers, live_bytes, needs_of, with_needs
+from shardcore.adapters.capture.analyses import live_bytes, needs_of, with_needs
 from shardcore.adapters.capture.passes.unrolled import Region, SlicedCalls, Unrolled
 from shardcore.adapters.capture.trace import Call, Form, Number, Trace, Value, values
 from shardcore.adapters.torch_private import tree_leaves
@@ -92,29 +92,18 @@ def _region(trace: Trace) -> Region | None:
     # What comes first in the step stays there; of what comes later, all that the region needs.
     order = sorted(rest, key=lambda index: (index > min(inside) and index not in needed, index))
     count = sum(index < min(inside) or index in needed for index in rest)
+    sends = [index for index in order if trace.calls[index].collective]
     outside = [trace.calls[index] for index in order]
     before, after = outside[:count], outside[count:]
     inputs, outputs = _edges(calls, after, trace)
     memories = trace.memories(outputs)
-    if not _keeps_collectives(order, trace) or len(memories) < len(outputs):
+    if sends != sorted(sends) or len(memories) < len(outputs):
         return None
     if not all(trace.form(value).is_dense for value in outputs):
         return None
     if memories & trace.memories(inputs):
         return None
     return Region(calls, inputs, outputs, before, after, largest)
-
-
-def _keeps_collectives(order: Sequence[int], trace: Trace) -> bool:
-    """Checks that collectives keep their order, but that all-gathers may overtake the others.
-
-    The backward pass all-gathers the weight of the largest product again, which then comes before
-    the region. Ranks compare the order before a program runs.
-    """
-    sends = [index for index in order if trace.calls[index].collective]
-    all_gathers = [index for index in sends if gathers(trace.calls[index])]
-    others = [index for index in sends if not gathers(trace.calls[index])]
-    return all_gathers == sorted(all_gathers) and others == sorted(others)
 
 
 def _touches(call: Call, largest: Form, trace: Trace) -> bool:
