@@ -220,7 +220,7 @@ def _measure_memory(plan: "Plan", build: Callable[[], KerasModel], batch: object
         bootstrap.simulate(plan.mesh.size)
     plan.distribute()
     from shardcore.adapters.cost.memory import StepMemory
-    from shardcore.binding.inspection.without_values import estimate_memory as estimate
+    from shardcore.binding.inspection.memory_estimate import estimate_memory as estimate
 
     binding = bootstrap.installation().binding
     given = batch if callable(batch) else lambda: batch

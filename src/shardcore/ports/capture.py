@@ -143,7 +143,7 @@ class StepCapture(Protocol[TensorT_contra]):
         step: Callable[[], object],
         inputs: Sequence[TensorT_contra],
         gradients: Callable[[], Iterable[TensorT_contra]],
-        within: AbstractContextManager[Any],
+        within: AbstractContextManager[object],
     ) -> Sequence[Allocation]:
         """Lists the memory that a run of a program of `step` takes, without its inputs.
 

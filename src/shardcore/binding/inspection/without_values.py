@@ -1,12 +1,7 @@
-"""A train step that runs on tensors without values, while tracers watch it (ADR 39).
+"""A train step that runs on tensors without values, while tracers watch it (ADR 39)."""
 
-`shardcore plan --memory` estimates by it the memory of a rank.
-"""
-
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from typing import Any
 
 import attrs
@@ -14,9 +9,6 @@ import torch
 from keras import Model, Variable
 
 from shardcore.binding import keras_private
-from shardcore.binding.capture.large_steps import is_large
-from shardcore.binding.capture.local_tensors import local_tensors
-from shardcore.binding.capture.step import CapturedStep
 from shardcore.binding.checkpoints.state import StateTensor, tensors_of
 from shardcore.binding.data import batches
 from shardcore.binding.engine import adoption
@@ -24,13 +16,8 @@ from shardcore.binding.inspection.explain import checked_batch
 from shardcore.binding.ranks import rank_consistency
 from shardcore.binding.ranks.ambient import ignoring_distributions
 from shardcore.binding.ranks.session import Session, Sessions
-from shardcore.domain.capture import NotCaptured
-from shardcore.domain.checkpoints.contents import divide, pieces_of_rank
-from shardcore.domain.cost.events import Allocation, highest
 from shardcore.domain.errors import EnvironmentProblem, PolicyError, ShardcoreError, describe_error
-from shardcore.ports.capture import StepCapture
 from shardcore.ports.measurement import MemoryTracer
-from shardcore.reporting.cost.plan import MemoryReport
 
 # torch 2.10 to 2.15 says so, and has no name by which to ask before.
 _OF_A_FORK = "autograd's threading in combination with fork"
@@ -126,90 +113,9 @@ def run_step(
         EnvironmentProblem: If torch runs no backward pass in this process, a fork.
         PolicyError: If the step fails without values.
     """
-    with _step_scope(built, sessions, tracer):
-        ready = _prepare(built, sessions, tracer)
-        return RunStep(ready, _run(ready, sessions, tracer, watch))
-
-
-def estimate_memory(
-    build: Callable[[], Model],
-    batch: Callable[[], object],
-    policy: str,
-    sessions: Sessions,
-    tracer: MemoryTracer[torch.Tensor],
-    capture: StepCapture[torch.Tensor],
-) -> MemoryReport:
-    """Estimates the memory of a rank in a train step, by a run of it without values.
-
-    The step is an eager one, or the program by which `fit` runs a step with large outputs.
-
-    Args:
-        build: Returns the compiled model.
-        batch: Returns the global batch.
-        policy: The policy that laid the model out, for the title.
-        sessions: The distribution that is set.
-        tracer: Notes what is allocated.
-        capture: Makes the programs of steps.
-
-    Raises:
-        PolicyError: If the model or its step fails without values.
-        ArgumentProblem: If the model or the batch is none.
-        CallProblem: If the model is not compiled.
-    """
-    built = build_model(build, batch, tracer)
-    with _step_scope(built, sessions, tracer):
-        ready = _prepare(built, sessions, tracer)
-        allocations = _allocations_of_program(ready, sessions, tracer, capture)
-        in_slices = allocations is not None
-        if allocations is None:
-            _run(ready, sessions, tracer)
-            allocations = tracer.allocations()
-    return MemoryReport(
-        policy,
-        str(ready.session.mesh),
-        ready.model.name,
-        highest(allocations),
-        _bytes_copied([tensor for tensor, _ in ready.state], ready.session),
-        in_slices,
-    )
-
-
-def _allocations_of_program(
-    ready: ReadyStep,
-    sessions: Sessions,
-    tracer: MemoryTracer[torch.Tensor],
-    capture: StepCapture[torch.Tensor],
-) -> Sequence[Allocation] | None:
-    """Lists what a step with large outputs allocates in `fit`, which runs it by a program.
-
-    None for a step that `fit` runs eagerly at first.
-    """
-    model, session = ready.model, ready.session
-    captured = CapturedStep(model, "train_step", capture)
-    is_captured = isinstance(model.jit_compile, keras_private.Auto) and not model.run_eagerly
-    if not is_captured or not is_large(captured, ready.data, session):
-        return None
-
-    def gradients() -> Iterator[torch.Tensor]:
-        for variable in model.trainable_variables:
-            gradient = keras_private.gradient_of(variable)
-            if gradient is not None:
-                yield _local(gradient, session)
-
-    held = [attrs.evolve(allocation, begin=0) for allocation in tracer.allocations()]
-    try:
-        with sessions.working(model):
-            made = capture.allocations(
-                partial(_train, ready, sessions),
-                local_tensors(ready.data, session),
-                gradients,
-                tracer.without_values(),
-            )
-    except NotCaptured:
-        return None  # `fit` runs it with its outputs whole, and says why
-    finally:
-        model.zero_grad()
-    return [*held, *made]
+    with step_scope(built, sessions, tracer):
+        ready = prepare(built, sessions, tracer)
+        return RunStep(ready, run(ready, sessions, tracer, watch))
 
 
 @contextmanager
@@ -238,18 +144,18 @@ def _without_values(tracer: MemoryTracer[torch.Tensor]) -> Iterator[None]:
 
 
 @contextmanager
-def _step_scope(
+def step_scope(
     built: BuiltModel, sessions: Sessions, tracer: MemoryTracer[torch.Tensor]
 ) -> Iterator[None]:
+    """Opens the context of a step without values, under the distribution that is set."""
     with _without_values(tracer):
         strategy = sessions.required().strategy
         with sessions.scope_of(built.model), strategy.implicit_replication():
             yield
 
 
-def _prepare(
-    built: BuiltModel, sessions: Sessions, tracer: MemoryTracer[torch.Tensor]
-) -> ReadyStep:
+def prepare(built: BuiltModel, sessions: Sessions, tracer: MemoryTracer[torch.Tensor]) -> ReadyStep:
+    """Lays out the model and its batch; notes what they take."""
     model, session = built.model, sessions.required()
     variables = rank_consistency.variables_of(model)
     made_before = [v for v in variables if keras_private.storage_of(v).layout is None]
@@ -267,20 +173,21 @@ def _prepare(
     return ReadyStep(model, session, state, data)
 
 
-def _run(
+def run(
     ready: ReadyStep,
     sessions: Sessions,
     tracer: MemoryTracer[torch.Tensor],
     watch: Watch = lambda model, session: nullcontext(),
 ) -> tuple[tuple[Variable, int], ...]:
-    """Runs the step; returns the gradients with the numbers of their allocations."""
+    """Runs a step that tracers watch; returns the gradients by the numbers of their allocations."""
     model, session = ready.model, ready.session
     with sessions.working(model), watch(model, session), tracer.tracing():
-        _train(ready, sessions)
+        train(ready, sessions)
         return tuple(_gradients(model, session, tracer))
 
 
-def _train(ready: ReadyStep, sessions: Sessions) -> Any:
+def train(ready: ReadyStep, sessions: Sessions) -> Any:
+    """Runs a step as `train_on_batch` does."""
     with sessions.sums.step():
         outputs = ready.model.train_step(ready.data)
     return keras_private.map_tensors(ready.session.strategy.full_tensor, outputs)
@@ -292,7 +199,7 @@ def _gradients(
     for variable in model.trainable_variables:
         gradient = keras_private.gradient_of(variable)
         if gradient is not None:
-            yield variable, tracer.hold(_local(gradient, session), "gradients")
+            yield variable, tracer.hold(local(gradient, session), "gradients")
 
 
 def _rows(
@@ -300,23 +207,15 @@ def _rows(
 ) -> torch.Tensor:
     """Clones this rank's part of the batch without the rest, as `fit` reads it from arrays."""
     layout = session.strategy.layout(tensor)
-    rows = _local(tensor, session).clone()
+    rows = local(tensor, session).clone()
     tracer.hold(rows, "batch")
     return (
         rows if layout is None else session.strategy.from_local(rows, layout, tuple(tensor.shape))
     )
 
 
-def _local(tensor: torch.Tensor, session: Session) -> torch.Tensor:
+def local(tensor: torch.Tensor, session: Session) -> torch.Tensor:
+    """Takes the local shard of a tensor."""
     with torch.no_grad():
-        local: torch.Tensor = session.strategy.to_local(tensor)
-    return local
-
-
-def _bytes_copied(state: Sequence[StateTensor], session: Session) -> int:
-    """Sums the bytes that the first rank copies to write its part of a sharded checkpoint."""
-    variables = divide(tensor.to_store() for tensor in state)
-    layouts = (tensor.layout for tensor in state)
-    own_pieces = pieces_of_rank(zip(variables, layouts, strict=True), session.world.position)
-    sizes = {tensor.name: tensor.local.element_size() for tensor in state}
-    return sum(math.prod(piece.local.shape) * sizes[piece.variable] for piece in own_pieces)
+        shard: torch.Tensor = session.strategy.to_local(tensor)
+    return shard

@@ -1,4 +1,4 @@
-"""Reads of functions, of what a class gets later, of patterns and of operators of one's own."""
+"""Reads of functions, of what a class gets later, of patterns and of your own operators."""
 
 import collections.abc
 import sys
@@ -111,7 +111,7 @@ def a_part_of_a_package_that_is_replaced():
     return read, lambda: sys.modules.__setitem__("package_of_a_test.part", parts[1])
 
 
-def an_operator_of_ones_own():
+def your_own_operator():
     def change():
         Rates.gain = 2.0
 
@@ -130,6 +130,6 @@ SEEN = (
     a_new_method_of_tensors,
     a_sequence_that_is_registered,
     a_part_of_a_package_that_is_replaced,
-    an_operator_of_ones_own,
+    your_own_operator,
 )
 REFUSED = ()

@@ -113,14 +113,13 @@ def with_early_gather_of_head(trace: Trace) -> Trace:
     calls = trace.calls
     sends = [index for index, call in enumerate(calls) if call.collective]
     gather = next((at for at in sends if analyses.gathers(calls[at]) and calls[at].backward), None)
-    before = [] if gather is None else sends[: sends.index(gather)][-_FEW:]
-    begin = gather
+    if gather is None:
+        return trace
+    before, begin = sends[: sends.index(gather)][-_FEW:], gather
     for index in reversed(before):
         if not calls[index].is_all_reduce:
             break
         begin = index
-    if gather is None or begin == gather:
-        return trace
     needs = analyses.with_needs([gather], analyses.needs_of(trace))
     moved = [index for index in needs if index >= begin]
     if not set(moved).isdisjoint(before):

@@ -108,7 +108,7 @@ class Recorder:
             if text not in self._used:  # by no operator as a named operand: as by float(x)
                 self.read(tensor, "a number taken of a tensor", number)
 
-    def value_of(self, tensor: Any) -> Value | None:
+    def value_of(self, tensor: torch.Tensor) -> Value | None:
         """Looks up a plain tensor in the trace; None if it is not there."""
         return self._values.find(tensor)
 

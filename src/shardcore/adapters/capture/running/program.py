@@ -198,10 +198,10 @@ class TraceCapture:
 
     def allocations(
         self,
-        step: Callable[[], Any],
-        inputs: Sequence[Any],
-        gradients: Callable[[], Iterable[Any]],
-        within: AbstractContextManager[Any],
+        step: Callable[[], object],
+        inputs: Sequence[torch.Tensor],
+        gradients: Callable[[], Iterable[torch.Tensor]],
+        within: AbstractContextManager[object],
     ) -> list[Allocation]:
         """Lists the memory that a program of `step` takes; all tensors are without values."""
         assert isinstance(within, torch_private.WithoutValues)
