@@ -130,7 +130,8 @@ def _plan(family: Family, policy: str) -> Any:
         return shardcore.plan(_built(family), devices=2, policy="auto", batch=batch)
     options: dict[str, Any] = {} if policy == "data_parallel" else {"small": 0}  # the models are
     if policy == "per_layer":
-        paths = [layer.path for layer in describe(_built(family)()).layers() if layer.variables]
+        layers = describe(_built(family)()).layers()
+        paths = [layer.path for layer in layers if layer.variables and layer.path]
         keras.utils.clear_session()
         options["layers"] = dict.fromkeys(paths[::2], "fully_sharded")
     mesh = MESHES[policy]

@@ -2,7 +2,9 @@
 
 import importlib.metadata
 import json
+import re
 import subprocess
+import textwrap
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,6 +13,8 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "policies.md"
 RESULTS = ROOT / "build" / "policies"
 PACKAGES = ("keras-hub", "keras", "torch")
+MOST_NAMES = 8  # of families with one reason; others are seen in the table
+MOST_LETTERS = 220
 NAMED = {"ok": "", "refused": "refused", "wrong": "**wrong**", "error": "**error**"}
 
 HEAD = """# Policies on families of models
@@ -54,9 +58,17 @@ def write(families: list[str], policies: list[str]) -> None:
     for file in RESULTS.glob("*.json"):
         result = json.loads(file.read_text())
         stored[result["family"], result["policy"]] = result
-    runs = {f"{r['day']} at `{r['commit']}`, {r['versions']}" for r in stored.values()}
-    lines = [f"Run on {'; '.join(sorted(runs))}.", "", *_table(stored, families, policies)]
+    lines = [*_runs(stored), "", *_table(stored, families, policies)]
     PAGE.write_text("\n".join([HEAD, *lines, "", *_reasons(stored, policies)]) + "\n")
+
+
+def _runs(stored: Stored) -> Iterator[str]:
+    """Yields a line for each set of versions: the days and the commits."""
+    for versions in sorted({result["versions"] for result in stored.values()}):
+        results = [result for result in stored.values() if result["versions"] == versions]
+        days = ", ".join(sorted({result["day"] for result in results}))
+        commits = ", ".join(sorted({f"`{result['commit']}`" for result in results}))
+        yield f"Run on {days} with {versions}, at {commits}."
 
 
 def _table(stored: Stored, families: list[str], policies: list[str]) -> Iterator[str]:
@@ -79,7 +91,14 @@ def _reasons(stored: Stored, policies: list[str]) -> Iterator[str]:
         families: dict[tuple[str, str], list[str]] = {}
         for (family, of), result in sorted(stored.items()):
             if of == policy and result["status"] != "ok":
-                reason = result["status"], result["detail"]
+                reason = result["status"], _short(result["detail"])
                 families.setdefault(reason, []).append(family)
         for (status, detail), names in families.items():
-            yield f"- `{policy}`, {status}: {detail} ({', '.join(names)})"
+            of = ", ".join(names) if len(names) <= MOST_NAMES else f"{len(names)} families"
+            yield f"- `{policy}`, {status}: {detail} ({of})"
+
+
+def _short(reason: str) -> str:
+    """Cuts a long reason, without the marks by which Keras prints bold letters."""
+    plain = re.sub(r"[\x1b\ufffd]\[\d*m", "", reason)
+    return textwrap.shorten(plain, MOST_LETTERS, placeholder=" ...")
