@@ -99,6 +99,8 @@ class ShardingCosts:
     ) -> Placement:
         """Finds the placement that `cut` needs; that of `layout` if it gives the same shards."""
         source, target = layout.placement(axis), self.call.placement(term, factor)
+        if len(shape) < len(term.dims):  # a gradient that is not asked for has no elements
+            return target
         if isinstance(target, Shard) and isinstance(source, Shard) and source.dim == target.dim:
             size, own = shape[target.dim], layout.dim_axes(target.dim)
             axes, wanted = sharding_of(term.dims[target.dim], {factor: cut}, self.call.extents)
