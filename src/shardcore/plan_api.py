@@ -166,7 +166,8 @@ def estimate_memory(plan: "Plan", model: Callable[[], KerasModel], batch: object
 
     Another process runs one step as the first of simulated ranks, on tensors that have shapes
     and no values: it needs no room for the model. The step is an eager one, as the first steps of
-    `fit` are. Where outputs are so large that no step of `fit` holds them whole, it is theirs.
+    `fit` are. Where outputs are so large that `fit` runs a program from the first step on, it is
+    that program.
 
     Args:
         plan: What `plan` has returned.

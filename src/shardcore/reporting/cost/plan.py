@@ -180,8 +180,8 @@ class MemoryReport(Report):
         model: The model's name.
         step: The bytes by kind at the highest point of the step.
         checkpoint: The bytes that the rank copies to write its part of a sharded checkpoint.
-        in_slices: Whether the step computes large outputs for some rows at a time (ADR 60); else it
-            is an eager one.
+        in_slices: Whether it is the program by which `fit` runs a step with large outputs, for some
+            rows at a time where that is proven to be the same (ADR 60); else it is an eager step.
 
     Example:
         >>> step = {"variables": 100, "optimizer": 200, "gradients": 100, "activations": 50}
@@ -227,7 +227,7 @@ class MemoryReport(Report):
                 "variables, optimizer, and the copy that is written as a sharded checkpoint",
             ),
         ]
-        slices = ", its outputs in slices" if self.in_slices else ""
+        slices = ", its outputs in slices where possible" if self.in_slices else ""
         title = (
             f"a train step of model {self.model!r}{slices}: policy {self.policy}, mesh {self.mesh}"
         )
